@@ -228,25 +228,26 @@ def build(
     check(config)
     check_labels = parts.make_loss(config.loss).check
 
-    def rows_of(dataset: datasets.Dataset) -> datasets.Dataset:
+    def rows_of(dataset: datasets.Dataset) -> tuple[datasets.Dataset, Normalisation | None]:
         datasets.check(dataset, check_labels)
-        dataset = loading.normalised(config, dataset)[0]
-        return users.grouped(dataset, config.dataset.group_size)
+        dataset, expected = loading.normalised(config, dataset)
+        return users.grouped(dataset, config.dataset.group_size), expected
 
     if dataset is None:
         listed, mapped = loading.listed(config.dataset, config.features, log)
     else:
         listed, mapped = dataset, lambda: listed
     with waits.awaited(log, "planning", stays=False):
-        trainer = _planned_trainer(config, rows_of(listed), hardware, plan)
+        trainer = _planned_trainer(config, *rows_of(listed), hardware, plan)
     on_plan(trainer)
     data = mapped()
-    return trainer if data is listed else dataclasses.replace(trainer, dataset=rows_of(data))
+    return trainer if data is listed else dataclasses.replace(trainer, dataset=rows_of(data)[0])
 
 
 def _planned_trainer(
     config: ConfigDict,
     dataset: datasets.Dataset,
+    expected: Normalisation | None,
     hardware: Sequence[jax.Device] | None,
     plan: PrivacyPlan | None,
 ) -> Trainer:
@@ -278,7 +279,7 @@ def _planned_trainer(
         optimizer=parts.make_optimizer(config.optimizer, plan, clip_norm, sensitivity),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model), shape),
         features_digest=loading.features_digest(config.features),
-        normalisation=loading.normalised(config, dataset)[1],
+        normalisation=expected,
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
     )
 
