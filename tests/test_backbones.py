@@ -112,13 +112,13 @@ def test_positions_of_no_square_are_left_to_be_refused():
 
 
 def test_a_vision_transformer_begins_from_weights_of_another_size(tmp_path):
-    made, model = weights_of("vit_ti16 timm"), models.create("vit_ti16", 5, 64)
-    made["pos_embed"] = made["pos_embed"][:, :1].repeat(50, axis=1)  # of 7 × 7, all the same
-    (tmp_path / "w.safetensors").write_bytes(safetensors.numpy.save(made))
+    weights, model = weights_of("vit_ti16 timm"), models.create("vit_ti16", 5, 64)
+    weights["pos_embed"] = weights["pos_embed"][:, :1].repeat(50, axis=1)  # of 7 × 7, all the same
+    (tmp_path / "w.safetensors").write_bytes(safetensors.numpy.save(weights))
     functions = models.as_functions(model, (64, 64, 3))
     like = jax.eval_shape(functions.init, jax.random.key(0))
     named = finetune.load(str(tmp_path / "w.safetensors"), "", like, (64, 64, 3)).named
-    np.testing.assert_allclose(named["position"], made["pos_embed"][:, :17], atol=1e-6)
+    np.testing.assert_allclose(named["position"], weights["pos_embed"][:, :17], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["vit_ti16", "resnet18"])

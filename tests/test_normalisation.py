@@ -77,7 +77,7 @@ def beside(folder, files):
 
 def of(weights, channels=3, **given):
     default = Normalisation(OURS.mean[:channels], OURS.std[:channels])
-    return normalisation.of_weights(weights, given, "init_", default)
+    return normalisation.expected_by(weights, given, "init_", default)
 
 
 @pytest.mark.parametrize("name", SAYS)
@@ -227,7 +227,7 @@ def vit_of_transformers(w, x):
         "cls_token": "vit.embeddings.cls_token",
         "pos_embed": "vit.embeddings.position_embeddings",
     }
-    made = {k: w[name] for k, name in names.items()}
+    renamed = {k: w[name] for k, name in names.items()}
     pairs = {"patch_embed.proj": "vit.embeddings.patch_embeddings.projection"}
     pairs |= {"norm": "vit.layernorm", "head": "classifier"}
     for i in range(12):
@@ -237,9 +237,11 @@ def vit_of_transformers(w, x):
         pairs |= {f"{b}.mlp.fc1": f"{t}.mlp.fc1", f"{b}.mlp.fc2": f"{t}.mlp.fc2"}
         for kind in ("weight", "bias"):
             three = [w[f"{t}.attention.{x}_proj.{kind}"] for x in "qkv"]
-            made[f"{b}.attn.qkv.{kind}"] = np.concatenate(three)
-    made |= {f"{k}.{x}": w[f"{name}.{x}"] for k, name in pairs.items() for x in ("weight", "bias")}
-    return vit_ti16(made, x, floor=1e-12)
+            renamed[f"{b}.attn.qkv.{kind}"] = np.concatenate(three)
+    renamed |= {
+        f"{k}.{x}": w[f"{name}.{x}"] for k, name in pairs.items() for x in ("weight", "bias")
+    }
+    return vit_ti16(renamed, x, floor=1e-12)
 
 
 REFERENCES = {
@@ -278,10 +280,10 @@ def picture(tmp_path_factory):
 def network(request, tmp_path_factory):
     """Its name; its weights, with the file of their library beside them."""
     folder = tmp_path_factory.mktemp("hub")
-    said = {CONFIG: {"pretrained_cfg": TIMM | {"input_size": [3, 64, 64]}}}
+    contents = {CONFIG: {"pretrained_cfg": TIMM | {"input_size": [3, 64, 64]}}}
     if "transformers" in request.param:
-        said = {HF: TRANSFORMERS | {"size": {"height": 64, "width": 64}}, CONFIG: {"width": 1}}
-    beside(folder, said)
+        contents = {HF: TRANSFORMERS | {"size": {"height": 64, "width": 64}}, CONFIG: {"width": 1}}
+    beside(folder, contents)
     (folder / "model.safetensors").write_bytes(safetensors.numpy.save(weights_of(request.param)))
     return request.param, folder / "model.safetensors"
 
@@ -338,8 +340,8 @@ def test_features_of_a_png_are_what_the_package_has_before_its_head(network, pic
     head = next(x.removesuffix(".bias") for x in heads if x in weights)
 
     def logits(**options):
-        made = backbone(name.split()[0], str(file), **options)(jnp.asarray(image))
-        return made[:, 0, 0] @ weights[f"{head}.weight"].T + weights[f"{head}.bias"]
+        features = backbone(name.split()[0], str(file), **options)(jnp.asarray(image))
+        return features[:, 0, 0] @ weights[f"{head}.weight"].T + weights[f"{head}.bias"]
 
     np.testing.assert_allclose(logits(), right, atol=1e-4)
     wrong = logits(mean=(0.5, 0.5, 0.5))
@@ -388,8 +390,8 @@ def linear(tmp_path):
     """Weights of a linear model of 4 × 4 pixels in colour, with timm's config.json beside them."""
     file = beside(tmp_path, {CONFIG: TIMM})
     rng = np.random.default_rng(0)
-    made = {"weight": rng.normal(size=(5, 48)), "bias": rng.normal(size=5)}
-    file.write_bytes(safetensors.numpy.save({k: x.astype(np.float32) for k, x in made.items()}))
+    weights = {"weight": rng.normal(size=(5, 48)), "bias": rng.normal(size=5)}
+    file.write_bytes(safetensors.numpy.save({k: x.astype(np.float32) for k, x in weights.items()}))
     return file
 
 

@@ -75,6 +75,6 @@ def expected(weights: str, **given: Any) -> Normalisation:
     """What weights expect of images: `mean`, `std`, `size` as given, or by the file beside them.
 
     Raises:
-      InputError: as `normalisation.of_weights`.
+      InputError: as `normalisation.expected_by`.
     """
-    return normalisation.of_weights(finetune.file_of(weights), given, "features.", DEFAULT)
+    return normalisation.expected_by(finetune.file_of(weights), given, "features.", DEFAULT)

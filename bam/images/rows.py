@@ -55,14 +55,14 @@ def read(table: Path, columns: Sequence[str], log: Log) -> Rows:
         case ".jsonl" | ".ndjson":
             lines = _decoded(table, log).split("\n")
             objects = [_json(x, f"{table}: row {k}") for k, x in enumerate(lines, 1)]
-            return _of_objects(table, objects)
+            return _from_objects(table, objects)
         case ".json":
-            return _of_json(table, log)
+            return _from_json(table, log)
         case _:
-            return _of_csv(table, [x.casefold() for x in columns], log)
+            return _from_csv(table, [x.casefold() for x in columns], log)
 
 
-def _of_csv(table: Path, columns: list[str], log: Log) -> Rows:
+def _from_csv(table: Path, columns: list[str], log: Log) -> Rows:
     whole = _decoded(table, log)
     content = whole.lstrip("\n")
     first = content.partition("\n")[0].replace('"', "").casefold()
@@ -81,11 +81,11 @@ def _of_csv(table: Path, columns: list[str], log: Log) -> Rows:
     )
 
 
-def _of_json(table: Path, log: Log) -> Rows:
+def _from_json(table: Path, log: Log) -> Rows:
     """A list of objects; or COCO's images, each of the one category that annotations give it."""
     content = _json(_decoded(table, log), str(table))
     if isinstance(content, list):
-        return _of_objects(table, content)
+        return _from_objects(table, content)
     parts: list[Any] = [content.get(x) if isinstance(content, dict) else None for x in _COCO]
     if not all(isinstance(x, list) and all(isinstance(y, dict) for y in x) for x in parts):
         raise DataError(f"{table}: neither a list of rows nor COCO's {', '.join(_COCO)}")
@@ -112,7 +112,7 @@ def _of_json(table: Path, log: Log) -> Rows:
             )
     if more := sorted(labels.keys() - {text(x.get("id")) for x in images}):
         raise DataError(f"{table}: no image has the id {more[0]!r}, which an annotation names")
-    return _of_objects(table, [{**x, "label": labels.get(text(x.get("id")), "")} for x in images])
+    return _from_objects(table, [{**x, "label": labels.get(text(x.get("id")), "")} for x in images])
 
 
 def _json(content: str, where: str) -> Any:
@@ -124,7 +124,7 @@ def _json(content: str, where: str) -> Any:
         raise DataError(f"{where}: not JSON: {error}") from error
 
 
-def _of_objects(table: Path, objects: list[Any]) -> Rows:
+def _from_objects(table: Path, objects: list[Any]) -> Rows:
     if wrong := [k for k, x in enumerate(objects, 1) if not isinstance(x, dict)]:
         raise DataError(f"{table}: row {wrong[0]} is not an object: {{…}}")
     header = list(dict.fromkeys(key for row in objects for key in row))

@@ -49,7 +49,7 @@ class Normalisation(NamedTuple):
         return f"{'; '.join(values)} ({'; '.join(by)})"
 
 
-def of_weights(
+def expected_by(
     weights: Path, given: Mapping[str, Any], prefix: str, default: Normalisation
 ) -> Normalisation:
     """The normalisation of a file of weights: as given, or else from the file beside it.
@@ -75,8 +75,8 @@ def of_weights(
         for x in ("mean", "std")
     )
     if (resizing := values["interpolation"]) not in ("", *RESIZING):
-        of = names["interpolation"]
-        raise InputError(f"{of} {resizing!r:.40} is none of {', '.join(RESIZING)}")
+        key = names["interpolation"]
+        raise InputError(f"{key} {resizing!r:.40} is none of {', '.join(RESIZING)}")
     size = _size(values["size"], names["size"])
     return Normalisation(mean, std, size, resizing, values["source"], (*chosen,))
 
@@ -99,8 +99,8 @@ def _facts(file: Path) -> JsonObject:
     if not isinstance(facts, dict) or "mean" not in facts:
         return {}
     optional = {"size": facts.get("input_size"), "interpolation": facts.get("interpolation")}
-    said = {"source": str(file), "mean": facts["mean"], "std": facts.get("std")}
-    return said | {"unit": facts.get("unit", 1.0)} | {k: x for k, x in optional.items() if x}
+    needed = {"source": str(file), "mean": facts["mean"], "std": facts.get("std")}
+    return needed | {"unit": facts.get("unit", 1.0)} | {k: x for k, x in optional.items() if x}
 
 
 def _numbers(

@@ -196,7 +196,7 @@ def normalised(
         return dataset, features_normalisation(config.features)
     mean, std = (tuple(np.ravel(x).tolist()) for x in (dataset.mean, dataset.std))
     file, ours = finetune.file_of(config.init_from), Normalisation(mean, std)
-    expected = normalisation.of_weights(file, given, "init_", ours)
+    expected = normalisation.expected_by(file, given, "init_", ours)
     if dataset.train.images.dtype != np.uint8 and not expected.given:
         return dataset, ours._replace(source="the data set: its images are floats")
     mean32, std32 = (np.array(x, np.float32) for x in (expected.mean, expected.std))
