@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -286,6 +287,25 @@ def made_once(tmp_path_factory, name, make):
             folder.mkdir()
             make(folder)
     return folder
+
+
+@contextlib.contextmanager
+def heard(*numbers):
+    """Signals are not ignored, which `nohup` and a shell's background jobs hand on to children."""
+    default = {signal.SIGINT: signal.default_int_handler}
+    before = {x: signal.signal(x, default.get(x, signal.SIG_DFL)) for x in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def start(*arguments, **options):
+    """`bam` in a process of its own: a signal reaches it as it would from a terminal."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with heard(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        return subprocess.Popen([sys.executable, "-m", "bam", *arguments], **pipes, **options)
 
 
 class Command:

@@ -29,7 +29,7 @@ from bam.privacy import mechanisms
 from bam.sweep.method_config import method_config
 from bam.training import keys, loop, methods, named_configs, parts, schedules
 from configs import digits
-from tests.cases import run_command
+from tests.cases import heard, run_command, start
 
 
 def test_without_a_command_all_are_listed_with_an_example(capsys):
@@ -211,12 +211,6 @@ def test_an_audit_does_not_go_on_in_a_file_of_something_else(content, tmp_path):
     file.write_text(content)
     done = run_command("bam", "audit", f"--out={file}", "--trials=100")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and file.read_text() == content
-
-
-def start(*arguments):
-    """A process of its own: an interrupt reaches it as it would from a keyboard."""
-    command = [sys.executable, "-m", "bam", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def test_ctrl_c_stops_a_run_with_a_checkpoint_and_the_same_command_goes_on(tmp_path):
@@ -550,7 +544,8 @@ def test_ctrl_c_in_a_function_ends_it_and_not_the_process(capsys):
         time.sleep(10)
 
     arguments = ["--noise_multiplier=1", "--sampling_prob=1", "--num_steps=1"]
-    assert console.command("privacy", arguments, interrupted) == 130
+    with heard(signal.SIGINT):
+        assert console.command("privacy", arguments, interrupted) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
 
 

@@ -7,8 +7,6 @@ import lzma
 import os
 import signal
 import stat
-import subprocess
-import sys
 import tarfile
 import time
 import zipfile
@@ -19,7 +17,7 @@ import pytest
 
 from bam.data.common import DataError
 from bam.images import packed
-from tests.cases import refused, run_command
+from tests.cases import refused, run_command, start
 from tests.test_untidy import TWO, tree
 
 
@@ -84,8 +82,7 @@ def test_an_archive_is_imported_with_the_bytes_and_lines_of_its_folder(tmp_path,
 def test_a_signal_leaves_no_copy_of_the_images(tmp_path, number):
     whole = zipped(*(f"{c}/{i}.png" for c in "AB" for i in range(5000)))
     (tmp_path / "x.zip").write_bytes(whole)
-    command = [sys.executable, "-m", "bam", "data", "import", "x.zip", "--out=out"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    with start("data", "import", "x.zip", "--out=out", cwd=tmp_path) as process:
         while not (there := list(tmp_path.glob(".out-*/A"))) and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(number)
