@@ -12,7 +12,7 @@ from scipy import signal
 from bam.core import clipping, sampling
 from bam.core import strategy as strategies
 from bam.core.gaussian import GaussianNoise
-from bam.core.noise import NoiseState, first_noise, next_noise
+from bam.core.noise import NoiseState, advance_noise, init_noise
 from bam.core.seeds import seeded_key
 from bam.privacy import accounting
 from bam.privacy.mechanisms import Mechanism
@@ -32,7 +32,7 @@ def check_mechanism(make: Callable[[int, int], Mechanism]) -> None:
       and another seed or step another (unless a batch is all of the data);
     * no example is twice within as many steps as the strategy has numbers; without that, noise that
       takes earlier noise back shows the earlier gradient;
-    * the noise that `next_noise` makes of the strategy has the covariance that it declares:
+    * the noise that `advance_noise` makes of the strategy has the covariance that it declares:
       $C n$ is independent, with deviation σ·S, over steps and entries;
     * ε is 0 for no step, grows with the steps, falls with σ, and `noise_multiplier` is enough; the
       noise of its event, if that is of Poisson-sampled Gaussians, is σ over the strategy's norm.
@@ -100,12 +100,12 @@ def _check_batches(mechanism: Mechanism, num_examples: int) -> None:
 def _check_noise(strategy: tuple[float, ...]) -> None:
     """The covariance of the noise that the loop would add, in units of what is declared."""
     clip, sigma = clipping.clip_by_l2_norm(1.0), 2.0
-    state = first_noise(seeded_key(0), clip, jnp.zeros(NUM_ENTRIES), strategy)
+    state = init_noise(seeded_key(0), clip, jnp.zeros(NUM_ENTRIES), strategy)
 
     @jax.jit
     def step(state: NoiseState) -> tuple[GaussianNoise, Array, NoiseState]:
-        noise, state = next_noise(state, sigma, clip.sensitivity, strategy)
-        return noise, noise.share(NUM_ENTRIES)[:NUM_ENTRIES], state
+        noise, state = advance_noise(state, sigma, clip.sensitivity, strategy)
+        return noise, noise.draws_of_device(NUM_ENTRIES)[:NUM_ENTRIES], state
 
     rows = []
     for _ in range(NUM_STEPS):

@@ -91,11 +91,11 @@ SUMMARIES = {
 
 def plan_of(name):
     """The plan of one of the six."""
-    facts = {"delta": 1e-5, "accountant": "rdp", "mechanism": "poisson"} | PLANS[name]
+    fields = {"delta": 1e-5, "accountant": "rdp", "mechanism": "poisson"} | PLANS[name]
     counted = ("num_examples", "group_size", "num_examples_given")
-    population = Population(**{key: facts.pop(key) for key in counted if key in facts})
-    mechanism = {"name": facts.pop("mechanism"), **facts.pop("mechanism_options", {})}
-    return PrivacyPlan(population=population, mechanism_config=mechanism, **facts)
+    population = Population(**{key: fields.pop(key) for key in counted if key in fields})
+    mechanism = {"name": fields.pop("mechanism"), **fields.pop("mechanism_options", {})}
+    return PrivacyPlan(population=population, mechanism_config=mechanism, **fields)
 
 
 def config_of(**changes):
@@ -119,11 +119,11 @@ def summary_of(plan, **changes):
     return {k: v for k, v in (summary | changes).items() if k not in taken_away}
 
 
-def facts_of(name):
-    """The facts of one of those that `bam train` took."""
+def fields_of(name):
+    """The fields of one of those that `bam train` took."""
     plan = plan_of(name)
     config = config_of(**CONFIGS[name])
-    return statement.facts_of_run(
+    return statement.fields_of_run(
         config,
         plan,
         summary_of(plan, **SUMMARIES[name]),
@@ -162,7 +162,7 @@ def own_loop(is_proved=False):
 
 def of(name):
     """The statement of that name."""
-    return own_loop() if name == "own_loop" else statement.text_of(facts_of(name))
+    return own_loop() if name == "own_loop" else statement.text_of(fields_of(name))
 
 
 if __name__ == "__main__":

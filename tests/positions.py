@@ -119,13 +119,13 @@ def checksums(size, loss, make, params, key, data, mask, mesh):
     bound = clipping.bound_of(CLIP, CLIP.init(params))
 
     def checked(params, grads):
-        summand, _ = bound.summand(params, grads)
+        summand, _ = bound.bounded_grad(params, grads)
         cut = [grid.cut(x, noise.spacing).ravel() for x in jax.tree.leaves(summand)]
         mixed = jnp.concatenate(cut) * (2 * jnp.arange(sum(map(len, cut))) + 1)
         return summand, (jnp.sum(mixed) & (2**23 - 1)).astype(jnp.float32)
 
     options = {"microbatch_size": size, "noise": noise, "mesh": mesh, "mask": mask}
-    options["bound"] = bound._replace(summand=checked)
+    options["bound"] = bound._replace(bounded_grad=checked)
     return engine.per_example_sum(make(loss).grad, params, data, **options)[1]
 
 
@@ -205,8 +205,8 @@ def moved_by_one(bounds, in_memory=True, size=8, dim=3):
 
         return {name: total(*bound) for name, bound in bounds.items()}
 
-    def barrier(read, values, carry, turns):
-        del turns  # XLA's CPU compiler drops the barrier before it fuses
+    def barrier(read, values, carry, num_iterations):
+        del num_iterations  # XLA's CPU compiler drops the barrier before it fuses
         return read(jax.lax.optimization_barrier(values), carry)
 
     most, read_from_memory = dict.fromkeys(bounds, 0.0), pytree.read_from_memory

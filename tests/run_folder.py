@@ -28,18 +28,18 @@ def newest(folder):
     return path
 
 
-def facts_of(folder):
+def header_of(folder):
     """What its last checkpoint says of it."""
-    return checkpoint.read_facts(newest(folder))
+    return checkpoint.read_header(newest(folder))
 
 
-def rewrite_facts(path, change):
-    """Gives a checkpoint the facts that `change` makes of those that it has."""
+def rewrite_header(path, change):
+    """Gives a checkpoint the header that `change` makes of those that it has."""
     with np.load(path) as file:
         first, *arrays = [file[f"arr_{i}"] for i in range(len(file.files))]
-    facts = change(json.loads(first.tobytes()))
+    header = change(json.loads(first.tobytes()))
     with path.open("wb") as file:
-        np.savez(file, np.frombuffer(json.dumps(facts).encode(), np.uint8), *arrays)
+        np.savez(file, np.frombuffer(json.dumps(header).encode(), np.uint8), *arrays)
 
 
 def contents(folder):

@@ -12,7 +12,7 @@ from scipy import stats
 from bam.audit import canary, checks, whole_run
 from bam.core import privatize, pytree, sampling
 from bam.core.clipping import Bound, BoundedTransformation, clip_by_l2_norm
-from bam.core.noise import renewed
+from bam.core.noise import with_new_key
 from bam.privacy import tradeoff
 from bam.privacy.run import PrivateRun
 from bam.training import config as base
@@ -214,7 +214,7 @@ def test_noise_that_begins_anew_on_resume_is_caught():
 def test_resuming_with_the_saved_key_of_a_run_without_a_seed_is_caught():
     def change(state, batch):
         if int(state.step) >= CUT:
-            state = state._replace(noise=renewed(state.noise, jnp.full(8, 7, jnp.uint32)))
+            state = state._replace(noise=with_new_key(state.noise, jnp.full(8, 7, jnp.uint32)))
         return state, batch
 
     assert caught(given(change), None, None, cut=CUT) == ["steps"]
@@ -282,9 +282,9 @@ def test_examples_that_are_drawn_together_are_caught(monkeypatch):
 
 def plant_noise(monkeypatch, change):
     """Makes the experiment's noise go wrong."""
-    right = privatize.next_noise
+    right = privatize.advance_noise
     planted = lambda state, sigma, s, strategy: change(right, state, sigma, s)  # noqa: E731
-    monkeypatch.setattr(privatize, "next_noise", planted)
+    monkeypatch.setattr(privatize, "advance_noise", planted)
 
 
 def test_noise_too_small_by_the_root_of_two_is_caught(monkeypatch):
@@ -309,7 +309,7 @@ def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
 
     def per_view(grad_fn, params, batch, *, bound, **options):
         def sum_of_clipped(params, index):  # the views of the canary are all alike
-            clipped, _ = bound.summand(params, grad_fn(params, index))
+            clipped, _ = bound.bounded_grad(params, grad_fn(params, index))
             return jax.tree.map(lambda g: 4 * g, clipped)
 
         # The engine drops what is longer than declared, so the fault needs a false declaration.

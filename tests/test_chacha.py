@@ -81,9 +81,9 @@ def test_the_key_of_a_seed_is_hkdf_sha_256_of_it():
 
 
 def test_x64_default_generators_and_eager_execution_do_not_matter():
-    expected = np.asarray(bam.GaussianNoise(bam.seeded_key(1), 1.0, 2).share(100))
+    expected = np.asarray(bam.GaussianNoise(bam.seeded_key(1), 1.0, 2).draws_of_device(100))
     key = bam.seeded_key(1)
-    noise = lambda: bam.GaussianNoise(key, 1.0, 2).share(100)  # noqa: E731
+    noise = lambda: bam.GaussianNoise(key, 1.0, 2).draws_of_device(100)  # noqa: E731
     with jax.enable_x64(True):
         np.testing.assert_array_equal(jax.jit(noise)(), expected)
     with jax.default_prng_impl("rbg"), jax.debug_nans(True):
@@ -121,8 +121,8 @@ def blocks_of_runs(monkeypatch):
     clip, key = bam.clip_by_l2_norm(1.0), bam.seeded_key(0)
     for step in (1, 2):
         noise = bam.gaussian_noise(clip, 1.0, key, step)
-        noise.share(300)
-        bam.core.places.drawn(noise, jnp.ones(40, bool), 4, 1)
+        noise.draws_of_device(300)
+        bam.core.places.draw(noise, jnp.ones(40, bool), 4, 1)
         sampling.poisson_sample(0, step, 10**5, 0.3)
         sampling.pad(np.arange(5), 10, 0, step)
     sampling.cycle_parts.cache_clear()
@@ -233,6 +233,6 @@ def test_a_step_that_would_be_another_is_refused_where_noise_is_added(step):
 @pytest.mark.usefixtures("without_the_tests_type_checks")
 def test_a_traced_step_that_is_no_integer_is_refused():
     key = bam.seeded_key(0)
-    share = jax.jit(lambda s: gaussian.GaussianNoise(key, 1.0, s).share(3))
+    share = jax.jit(lambda s: gaussian.GaussianNoise(key, 1.0, s).draws_of_device(3))
     with pytest.raises(ValueError, match=r"^a step must be an integer"):
         share(jnp.float32(0.4))

@@ -23,7 +23,7 @@ from bam.privacy import checkpoint, run
 from bam.training import loop, rundir
 from tests import own_loop
 from tests.cases import assert_same_bits, refused, stop_after, tiny_digits
-from tests.run_folder import contents, facts_of, newest, no_file_beyond, saved_steps
+from tests.run_folder import contents, header_of, newest, no_file_beyond, saved_steps
 
 NUM_STEPS = 3
 
@@ -237,13 +237,13 @@ def steps_in(folder):
 def test_a_checkpoint_returns_what_was_saved_keys_included(tmp_path):
     assert checkpoint.newest(tmp_path / "nothing") is None
     assert checkpoint.newest(tmp_path) is None
-    facts = FACTS | {"more": {"a": 1.5}}
-    checkpoint.write(tmp_path, facts, {"w": jnp.arange(3.0), "key": jax.random.key(7)})
+    header = FACTS | {"more": {"a": 1.5}}
+    checkpoint.write(tmp_path, header, {"w": jnp.arange(3.0), "key": jax.random.key(7)})
     path = checkpoint.newest(tmp_path)
     state = checkpoint.restore(path, {"w": jnp.zeros(3), "key": jax.random.key(0)})
     assert (path.name, state["w"].tolist()) == ("5.npz", [0, 1, 2])
     assert state["key"] == jax.random.key(7)
-    assert checkpoint.read_facts(path).items() >= facts.items()
+    assert checkpoint.read_header(path).items() >= header.items()
     assert path.stat().st_mode & 0o777 == 0o600
 
 
@@ -271,7 +271,7 @@ def test_a_byte_that_is_changed_anywhere_is_seen_or_changes_nothing(tmp_path):
     assert seen > len(content) / 7 / 2
     for length in range(0, len(content), 101):
         path.write_bytes(content[:length])
-        refused("could not be read", checkpoint.read_facts, path)
+        refused("could not be read", checkpoint.read_header, path)
 
 
 def test_a_checkpoint_of_other_arrays_is_refused_by_name(tmp_path):
@@ -383,8 +383,8 @@ def test_without_room_for_a_checkpoint_nothing_is_begun_and_nothing_is_lost(
         loop.train(experiment, 0, stopped, on_row=never)
     assert contents(stopped) == before
 
-    facts, state = facts_of(stopped), checkpoint.restore(newest(stopped), experiment.init(0))
-    later, folder = facts | {"step": 3, "steps_begun": 3}, stopped / "checkpoints"
+    header, state = header_of(stopped), checkpoint.restore(newest(stopped), experiment.init(0))
+    later, folder = header | {"step": 3, "steps_begun": 3}, stopped / "checkpoints"
     with no_file_beyond(2**12), pytest.raises(OSError, match="Earlier ones are as they were"):
         checkpoint.write(folder, later, state)
     assert contents(stopped) == before  # and no part of the one that failed

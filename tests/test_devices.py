@@ -74,7 +74,7 @@ def test_every_entry_of_the_noise_is_added_once_by_exactly_one_device(use, num_d
             mask=jnp.arange(9) < num_rows, microbatch_size=2, mesh=mesh, noise=noise,
         )[0]  # fmt: skip
 
-    drawn = noise.share(20)[:20] * noise.spacing
+    drawn = noise.draws_of_device(20)[:20] * noise.spacing
     pieces = [piece.reshape(x.shape) for piece, x in zip(
         jnp.split(drawn, [4, 16]), jax.tree.leaves(PARAMS), strict=True)]  # fmt: skip
     pure = jax.tree.unflatten(jax.tree.structure(PARAMS), pieces)

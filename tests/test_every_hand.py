@@ -87,7 +87,9 @@ CALLS = {
     "oracle": lambda _: ORACLE.grad(W, ROWS[0]),
     "exact oracle": lambda _: bam.bam_exact(LOSS, 0.1).grad(W, ROWS[0]),
     "clip": lambda _: CLIP.update(ROWS[0], (), W),
-    "share of noise": lambda t: bam.gaussian_noise(CLIP, 1.0, bam.seeded_key(0), t).share(3),
+    "share of noise": lambda t: bam.gaussian_noise(CLIP, 1.0, bam.seeded_key(0), t).draws_of_device(
+        3
+    ),
     "a drawn batch": lambda t: bam.sampling.pad(np.arange(3), 8, 0, t).take(ROWS),
     **{name: functools.partial(by_transform, name) for name in transforms()},
 }

@@ -236,7 +236,7 @@ def test_a_release_holds_no_figure_no_seed_and_no_path(finished, seeded, tmp_pat
         rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
         figures = {key: row[key] for row in rows for key in row if key not in ("step", "epsilon")}
         assert {"test_accuracy", "test_loss", "seconds"} <= set(figures)
-        checksum = run_folder.facts_of(workdir)["digests"]["training data"]
+        checksum = run_folder.header_of(workdir)["digests"]["training data"]
         assert len(checksum) == 32
         forbidden = [str(SEED), str(checksum), OWN_NAME, OWN_PATH, "ward", str(tmp_path)]
         forbidden += [str(workdir), "tensorboard", "seconds", "microbatch", "not_private"]
@@ -551,7 +551,7 @@ def facts_of(accountant="rdp", recorded=None, **changes):
         config[section][last] = value
     words = {"data": "data", "diagnosed": False, "exported_by": "bam"}
     plan = without_mu(plan_of(accountant))
-    return statement.facts_of_run(config, plan, summary | (recorded or {}), **words)
+    return statement.fields_of_run(config, plan, summary | (recorded or {}), **words)
 
 
 def row_of(text, name):

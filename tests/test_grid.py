@@ -150,7 +150,7 @@ def test_every_whole_number_to_nine_standard_deviations_is_possible():
 
 @functools.cache
 def draws(num):
-    return np.asarray(jax.jit(lambda: noise().share(num))())[:num]
+    return np.asarray(jax.jit(lambda: noise().draws_of_device(num))())[:num]
 
 
 def noise(key=KEY, step=STEP):
@@ -179,15 +179,17 @@ def test_neighbouring_entries_and_keys_are_independent():
     for lag in (1, 2, 3, 768, 2**15, 2**16):
         assert abs(np.mean(z[lag:] * z[:-lag])) < 5 / math.sqrt(len(z) - lag)
     for other in (noise(KEY + 1), noise(step=STEP + 1)):
-        other = np.asarray(other.share(2**20)) / gaussian.NOISE_STD
+        other = np.asarray(other.draws_of_device(2**20)) / gaussian.NOISE_STD
         assert abs(np.mean(z * other)) < 5 / 2**10
 
 
 @pytest.mark.parametrize("num_entries", [17, 1000, 300_000])
 def test_devices_shares_are_the_noise_of_one_device(num_entries):
-    whole = np.asarray(noise().share(num_entries))[:num_entries]
+    whole = np.asarray(noise().draws_of_device(num_entries))[:num_entries]
     for num_devices in (3, 8):
-        share = jax.jit(lambda device, n=num_devices: noise().share(num_entries, device, n))
+        share = jax.jit(
+            lambda device, n=num_devices: noise().draws_of_device(num_entries, device, n)
+        )
         shares = [np.asarray(share(device)) for device in range(num_devices)]
         assert len({len(share) for share in shares}) == 1
         np.testing.assert_array_equal(np.concatenate(shares)[:num_entries], whole)
@@ -222,7 +224,7 @@ def test_a_draw_that_the_first_bits_leave_open_is_decided_by_the_others(ties):
 
 def test_a_tie_makes_a_tile_draw_its_other_bits(monkeypatch):
     """With tables whose first thresholds are those of the words themselves."""
-    right = np.asarray(noise().share(1000))
+    right = np.asarray(noise().draws_of_device(1000))
     monkeypatch.setattr(gaussian, "gaussian", gaussian.gaussian.__wrapped__)  # not compiled
     looked_up = []
     original = gaussian.look_up
@@ -231,10 +233,12 @@ def test_a_tie_makes_a_tile_draw_its_other_bits(monkeypatch):
         "look_up",
         lambda t, c, rest: looked_up.append(len(rest)) or original(t, c, rest),
     )
-    np.testing.assert_array_equal(noise().share(1000), right)
+    np.testing.assert_array_equal(noise().draws_of_device(1000), right)
     assert sorted(looked_up) == [0, 0, 2, 2]  # both are compiled, of both tables
     monkeypatch.setattr(jax.lax, "cond", lambda *args: True if len(args) == 4 else args[1]())
-    np.testing.assert_array_equal(noise().share(1000), right)  # the other bits decide nothing here
+    np.testing.assert_array_equal(
+        noise().draws_of_device(1000), right
+    )  # the other bits decide nothing here
 
 
 def print_tails(limits, size, num):
@@ -242,7 +246,7 @@ def print_tails(limits, size, num):
 
     @jax.jit
     def counts(i):
-        sample = noise(step=i).share(size) / gaussian.NOISE_STD
+        sample = noise(step=i).draws_of_device(size) / gaussian.NOISE_STD
         return jnp.stack([jnp.sum(jnp.abs(sample) > limit) for limit in limits])
 
     totals = sum(np.asarray(counts(jnp.uint32(i)), np.int64) for i in range(num))

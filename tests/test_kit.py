@@ -12,7 +12,7 @@ import pytest
 
 import bam
 from bam import testing
-from bam.core.noise import next_noise
+from bam.core.noise import advance_noise
 from bam.privacy import mechanisms
 from bam.privacy.plan import make_plan
 from bam.training import loop, parts
@@ -602,9 +602,9 @@ def test_a_broken_mechanism_is_refused_and_told_why(make, message):
 
 
 def test_noise_of_another_covariance_than_declared_is_refused(monkeypatch):
-    right = next_noise
+    right = advance_noise
     monkeypatch.setattr(
-        "tests.check_mechanism.next_noise",
+        "tests.check_mechanism.advance_noise",
         lambda state, sigma, s, c: right(state, sigma, s, (*c[:-1], 0.0)),
     )
     with pytest.raises(AssertionError, match="another covariance"):

@@ -26,7 +26,7 @@ from tests.cases import assert_same_bits, mostly, refused
 from tests.run_folder import (
     begun,
     contents,
-    facts_of,
+    header_of,
     newest,
     no_file_beyond,
     processes_of,
@@ -186,7 +186,7 @@ def test_lost_steps_end_the_run_earlier_and_one_line_says_so(steps, killed):
     assert counts == [(1, 1), (2, 2), (3, 5)]
     summary = json.loads((killed / "summary.json").read_text())
     assert [summary[key] for key in ("steps_taken", "steps_begun", "num_steps")] == [3, 5, 5]
-    assert saved_steps(killed)[-1] == facts_of(killed)["step"] == 3
+    assert saved_steps(killed)[-1] == header_of(killed)["step"] == 3
 
 
 def test_when_all_steps_were_lost_before_a_checkpoint_only_fresh_weights_are_left(steps, tmp_path):
@@ -268,9 +268,9 @@ def test_a_step_is_on_the_disk_before_its_batch_is_drawn_or_anything_of_it_is_se
         seen.append((row["step"], forced[str(tmp_path / "steps_begun")]))
         add_row(files, row)
 
-    def note_write(folder, facts, tree):
-        seen.append((facts["step"], forced[str(tmp_path / "steps_begun")]))
-        write(folder, facts, tree)
+    def note_write(folder, header, tree):
+        seen.append((header["step"], forced[str(tmp_path / "steps_begun")]))
+        write(folder, header, tree)
 
     def note_batch(run, step):
         drawn.append((step, forced.get(str(tmp_path / "steps_begun"))))
@@ -415,7 +415,7 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(steps, killed, n
 
 def fingerprint(workdir):
     """What a checkpoint says of the training data."""
-    return facts_of(workdir)["digests"]["training data"]
+    return header_of(workdir)["digests"]["training data"]
 
 
 def test_a_checkpoint_alone_and_a_finished_run_confirm_no_guess_at_the_training_data(

@@ -111,7 +111,7 @@ def loss(params, example):
 
 
 def drawn(made):
-    return made.std, made.step, made.drawn, made.share(3)
+    return made.std, made.step, made.correlated, made.draws_of_device(3)
 
 
 def privatized(key, **given):
@@ -165,8 +165,8 @@ PUBLIC = {
         {"noise_multiplier": (1.0, 4.0), **GAUSSIAN}, {"clip": bam.clip_by_l2_norm(1.0)},
     ),
     "GaussianNoise": Case(
-        lambda drawn=None, **given: bam.GaussianNoise(drawn=drawn, **given), drawn,
-        {"std": (1.0, 4.0), **GAUSSIAN, "drawn": (np.arange(3), np.ones(3, int))},
+        lambda correlated=None, **given: bam.GaussianNoise(correlated=correlated, **given), drawn,
+        {"std": (1.0, 4.0), **GAUSSIAN, "correlated": (np.arange(3), np.ones(3, int))},
     ),
     "privatize": Case(
         privatized, program,
@@ -216,9 +216,9 @@ WITHIN = {
     "clip_per_layer of a tree": Case(
         bam.clip_per_layer, clipped, {"clip_norm": ({"w": 1.0, "b": 2.0}, {"w": 50.0, "b": 0.1})}
     ),
-    "next_noise": Case(
-        lambda **given: noise.next_noise(
-            noise.first_noise(bam.seeded_key(0), bam.clip_by_l2_norm(1.0), W, (1.0, 0.5)), **given
+    "advance_noise": Case(
+        lambda **given: noise.advance_noise(
+            noise.init_noise(bam.seeded_key(0), bam.clip_by_l2_norm(1.0), W, (1.0, 0.5)), **given
         )[0],
         drawn,
         {"noise_multiplier": (1.0, 2.0), "sensitivity": (1.0, 2.0)},

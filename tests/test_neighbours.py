@@ -80,7 +80,7 @@ def trained(num_rows, folder, streamed=False, **changes):
     built = loop.build(config_of(num_steps=2, **changes), data_of(num_rows, streamed))
     compiled = []
 
-    def count(name, seconds, **facts):
+    def count(name, seconds, **fields):
         if name == "/jax/core/compile/backend_compile_duration":
             compiled.append(name)
 
@@ -279,7 +279,7 @@ def test_the_printed_lines_of_a_reordered_plan_give_its_epsilon():
     turned["mechanism_options"] = dict(reversed(record["mechanism_options"].items()))
     plan = bam.PrivacyPlan.from_json(json.loads(json.dumps(turned)))
     plan.check_epsilon()
-    assert recomputed(statement.text_of(facts_of(plan))) == pytest.approx(
+    assert recomputed(statement.text_of(fields_of(plan))) == pytest.approx(
         record["epsilon"], rel=1e-4
     )
 
@@ -315,7 +315,7 @@ def test_mu_of_gaussians_without_sampling_is_exact():
 # The statement.
 
 
-def facts_of(plan):
+def fields_of(plan):
     from bam.training import config as base
 
     config = base.get_config("dp_sgd").to_dict()
@@ -325,7 +325,7 @@ def facts_of(plan):
         "versions": {"dp-accounting": "0.6.0"},
     }  # fmt: skip
     words = {"data": "data", "diagnosed": False, "exported_by": "bam"}
-    return statement.facts_of_run(config, plan, summary, **words)
+    return statement.fields_of_run(config, plan, summary, **words)
 
 
 def row_of(text, name):
@@ -334,22 +334,22 @@ def row_of(text, name):
 
 def test_a_statement_says_the_neighbours_that_hold():
     settings = {"num_examples": 1000, "expected_batch_size": 40, **PLAN}
-    counted = facts_of(without_mu(bam.make_plan(**settings)))
+    counted = fields_of(without_mu(bam.make_plan(**settings)))
     settings["num_examples"] = Population(1000, num_examples_given=True)
-    given = facts_of(without_mu(bam.make_plan(**settings)))
-    for facts, is_given, adjacency in (
+    given = fields_of(without_mu(bam.make_plan(**settings)))
+    for fields, is_given, adjacency in (
         (counted, False, "zero_out"),
         (given, True, "add_or_remove_one"),
     ):
-        assert (facts["num_examples_given"], facts["adjacency"]) == (is_given, adjacency)
-        words = f"one example {statement.render(facts, 'neighbours')}"
+        assert (fields["num_examples_given"], fields["adjacency"]) == (is_given, adjacency)
+        words = f"one example {statement.render(fields, 'neighbours')}"
         assert words == ADJACENCIES[adjacency][1]
 
 
 def test_a_statement_shows_this_training_s_own_limit_before_that_of_epsilon_and_delta():
     plan = bam.make_plan(num_examples=1000, expected_batch_size=40, **{**PLAN, "num_steps": 500})
-    facts = facts_of(plan)
-    text = statement.text_of(facts)
+    fields = fields_of(plan)
+    text = statement.text_of(fields)
     alarm, own, alone = (float(x) for x in row_of(text, "1 |").strip("| ").split("|"))
     event = plan.dp_event._asdict()
     f = accounting.poisson_tradeoff(up_to=max(1.0, 1.5 * plan.epsilon), **event)
@@ -357,23 +357,23 @@ def test_a_statement_shows_this_training_s_own_limit_before_that_of_epsilon_and_
     assert exact <= own <= exact * 1.002 and alarm == 1
     assert alone == pytest.approx(100 * statement.most_power(plan.epsilon, 1e-5, 0.01), rel=1e-3)
     assert own < 0.9 * alone
-    assert f"| {facts['mu']} | {plan.mu} |" in row_of(text, "μ of Gaussian DP")
-    assert plan.mu <= float(facts["mu"]) <= plan.mu * 1.001
+    assert f"| {fields['mu']} | {plan.mu} |" in row_of(text, "μ of Gaussian DP")
+    assert plan.mu <= float(fields["mu"]) <= plan.mu * 1.001
 
 
 def test_batches_of_an_allocation_are_stated_as_they_are_drawn():
     pytest.importorskip("PLD_accounting")
     settings = {**PLAN, "mechanism": "random_allocation", "num_steps": 4, "accountant": "pld"}
     plan = bam.make_plan(num_examples=1437, expected_batch_size=480, **settings)
-    facts = facts_of(plan)
-    text = statement.text_of(facts)
+    fields = fields_of(plan)
+    text = statement.text_of(fields)
     assert row_of(text, "N/b").endswith("| 718.5 |") and row_of(text, "q = 1/b").endswith("| 0.5 |")
-    assert row_of(text, "l, ").endswith("| 480 |") and facts["q_is"] == "1/b"
-    assert plan.mu is None and not facts["mu_known"] and not facts["own_limit"]
+    assert row_of(text, "l, ").endswith("| 480 |") and fields["q_is"] == "1/b"
+    assert plan.mu is None and not fields["mu_known"] and not fields["own_limit"]
     assert "0.334" not in text
     assert len(row_of(text, "1 |").strip("| ").split("|")) == 2  # of ε and δ alone
     sizes = [len(plan.mechanism.draw(0, step)) for step in range(1, 41)]
     assert np.mean(sizes) == 718.5
     poisson = bam.make_plan(num_examples=1437, expected_batch_size=480, **PLAN)
-    poisson = facts_of(without_mu(poisson))
+    poisson = fields_of(without_mu(poisson))
     assert (poisson["q_is"], poisson["exact_q"]) == ("l/N", 480 / 1437)

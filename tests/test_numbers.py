@@ -277,7 +277,7 @@ def test_sums_and_private_means_of_other_numbers_compile_nothing(name):
 def test_noise_of_another_deviation_compiles_nothing():
     def drawn(sigma):
         noisy = bam.gaussian_noise(bam.clip_by_l2_norm(sigma), sigma, KEY)
-        return noisy.share(3) * noisy.spacing
+        return noisy.draws_of_device(3) * noisy.spacing
 
     check_shared(drawn, 1.0, 2.0)
 
@@ -561,7 +561,7 @@ def outcome(release, *args):
         return "nan"
     assert np.isfinite(result).all()
     noisy = bam.gaussian_noise(bam.clip_by_l2_norm(1.0), 1.0, args[1])
-    alone = np.asarray(noisy.share(3))[:3] * np.float32(noisy.spacing)
+    alone = np.asarray(noisy.draws_of_device(3))[:3] * np.float32(noisy.spacing)
     return "noise" if np.allclose(result, alone, rtol=1e-6, atol=0) else "right"
 
 

@@ -27,7 +27,7 @@ from bam.core import processes, seeds
 from bam.privacy import ledger, private_training, run
 from tests import cases
 from tests.own_loop import DATA, PLAN, begin, resume, take
-from tests.run_folder import contents, facts_of, newest, rewrite_facts
+from tests.run_folder import contents, header_of, newest, rewrite_header
 
 CLIP, W = bam.clip_by_l2_norm(1.0), jnp.zeros(2)
 ORACLE = bam.dp_sgd(lambda w, x: 0.5 * jnp.sum((w - x) ** 2))
@@ -397,7 +397,7 @@ def test_the_names_of_users_are_not_in_the_folder(tmp_path):
         private.save(tmp_path / name, tree)
         private.close()
     everything = b"".join(contents(tmp_path / "a").values())
-    a, b = (facts_of(tmp_path / name)["digests"] for name in ("a", "b"))
+    a, b = (header_of(tmp_path / name)["digests"] for name in ("a", "b"))
     assert b"user 01" not in everything and a.keys() == b.keys() and a != b
 
 
@@ -488,7 +488,7 @@ DAMAGED = r"0\.npz could not be read: if it is damaged, move it away"
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("facts", "message"),
+    ("header", "message"),
     [
         ([], DAMAGED),
         ({"step": "1"}, DAMAGED),
@@ -511,21 +511,21 @@ DAMAGED = r"0\.npz could not be read: if it is damaged, move it away"
     ],
 )
 def test_facts_that_are_damaged_are_one_line(
-    tmp_path, facts, message, without_the_tests_type_checks
+    tmp_path, header, message, without_the_tests_type_checks
 ):
     private, _, tree = begin(**USERS)
     private.save(tmp_path, tree)
     private.close()
 
     def change(old):
-        if not isinstance(facts, dict):
-            return facts
-        record = facts.get("record") and {"record": old["record"] | facts["record"]}
-        return old | facts | (record or {})
+        if not isinstance(header, dict):
+            return header
+        record = header.get("record") and {"record": old["record"] | header["record"]}
+        return old | header | (record or {})
 
     path = newest(tmp_path)
     content = path.read_bytes()
-    rewrite_facts(path, change)
+    rewrite_header(path, change)
     refused(message, lambda: resume(tmp_path, **USERS))
     gc.collect()  # one that was opened is dropped
     path.write_bytes(content)

@@ -86,7 +86,7 @@ def engines_places(is_there, group_size=2, num_devices=1):
     @jax.vmap
     def drawn(step):
         noise = bam.GaussianNoise(NOISE.key, 1.0, step)
-        return places.drawn(noise, jnp.asarray(is_there), group_size, num_devices)
+        return places.draw(noise, jnp.asarray(is_there), group_size, num_devices)
 
     found = []
     for rows in np.asarray(drawn(jnp.arange(DRAWS, dtype=jnp.uint32))).tolist():
@@ -137,7 +137,7 @@ def test_the_law_of_padded_positions_is_the_same_without_a_row():
 def test_every_row_is_summed_once_whatever_the_places_and_devices():
     mask = jnp.asarray(np.random.default_rng(0).random(101) < 0.7)
     for group_size, num_devices in ((1, 1), (1, 3), (7, 1), (7, 4), (101, 1)):
-        rows = np.asarray(places.drawn(NOISE, mask, group_size, num_devices))
+        rows = np.asarray(places.draw(NOISE, mask, group_size, num_devices))
         assert len(rows) % (group_size * num_devices) == 0
         assert sorted(rows[rows < 101].tolist()) == list(range(101))
 

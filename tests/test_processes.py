@@ -16,7 +16,7 @@ from bam.privacy import checkpoint
 from bam.training import loop
 from configs import digits
 from tests.cases import Command, assert_same_bits, distance
-from tests.run_folder import begun, facts_of, newest, rows_of
+from tests.run_folder import begun, header_of, newest, rows_of
 
 SETTINGS = {
     "model.name": "linear", "accountant": "rdp", "num_steps": 24, "expected_batch_size": 100,
@@ -53,8 +53,8 @@ def by_slurm(i):
                 free.bind(("localhost", first + job))
                 by_slurm.job = job
                 break
-    facts = {"JOB_ID": by_slurm.job, "NTASKS": 2, "PROCID": i, "LOCALID": i}
-    env = {f"SLURM_{key}": str(value) for key, value in facts.items()}
+    job = {"JOB_ID": by_slurm.job, "NTASKS": 2, "PROCID": i, "LOCALID": i}
+    env = {f"SLURM_{key}": str(value) for key, value in job.items()}
     return ["--coordinator=auto"], env | {"SLURM_STEP_NODELIST": "localhost"}
 
 
@@ -103,9 +103,9 @@ def test_two_processes_make_the_run_of_one_and_survive_the_loss_of_one(tmp_path)
     assert "step" not in done[1].stdout  # progress is shown once
     summary = json.loads((workdir / "summary.json").read_text())
     assert (summary["num_devices"], summary["num_processes"]) == (4, 2)
-    facts, state = facts_of(workdir), checkpoint.restore(newest(workdir), whole.state)
-    assert facts["step"] == 24
-    assert facts["record"] == built().record
+    header, state = header_of(workdir), checkpoint.restore(newest(workdir), whole.state)
+    assert header["step"] == 24
+    assert header["record"] == built().record
     assert_same_bits(state.params, whole.state.params)
     rows = rows_of(workdir)
     assert [row["step"] for row in rows] == list(range(25))

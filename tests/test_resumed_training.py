@@ -20,7 +20,7 @@ from bam.privacy import private_training
 from bam.privacy.ledger import Ledger
 from bam.privacy.run import PrivateRun
 from tests.own_loop import DATA, NUM_STEPS, PLAN, begin, resume, take
-from tests.run_folder import begun, contents, newest, rewrite_facts
+from tests.run_folder import begun, contents, newest, rewrite_header
 
 ZEROS = jnp.zeros(2)
 
@@ -229,11 +229,11 @@ def test_a_training_that_goes_on_plans_nothing_and_takes_the_recorded_noise(fold
     plan = bam.PrivateTraining(**PLAN).plan
     path, other = folder / "plan.json", np.nextafter(plan.noise_multiplier, np.inf)
     runs, make = [], PrivateRun.__init__
-    monkeypatch.setattr(private_training, "make_plan", lambda **facts: pytest.fail("it plans"))
+    monkeypatch.setattr(private_training, "make_plan", lambda **options: pytest.fail("it plans"))
     monkeypatch.setattr(PrivateRun, "__init__", lambda *given: (runs.append(0), make(*given))[1])
     for noise in (plan.noise_multiplier, other):  # as another version might have planned it
         files.write_json(path, files.read_json(path) | {"noise_multiplier": noise})
-        rewrite_facts(newest(folder), lambda facts: facts | {"record": files.read_json(path)})
+        rewrite_header(newest(folder), lambda header: header | {"record": files.read_json(path)})
         private = bam.PrivateTraining(**PLAN, folder=folder)
         private.close()
         assert private.plan.noise_multiplier == noise
@@ -407,9 +407,9 @@ def test_of_correlated_noise_the_steps_that_a_period_lacks_count_as_begun(tmp_pa
 @pytest.mark.parametrize(("num_saved", "num_begun"), [(10, 10), (9, 12)])
 def test_after_the_last_step_a_period_lacks_nothing(num_saved, num_begun, tmp_path):
     """The steps of a run that is killed before it ends; what goes on counts them: the control."""
-    facts = {"num_examples": 60, "expected_batch_size": 12, "delta": 1e-3, "accountant": "rdp"}
+    options = {"num_examples": 60, "expected_batch_size": 12, "delta": 1e-3, "accountant": "rdp"}
     banded = {"name": "banded", "bands": 4}
-    plan = bam.make_plan(**facts, num_steps=14, target_epsilon=3.0, mechanism=banded)
+    plan = bam.make_plan(**options, num_steps=14, target_epsilon=3.0, mechanism=banded)
     plan = dataclasses.replace(plan, spare_steps=4)
     for _ in range(2):
         run = PrivateRun(plan)

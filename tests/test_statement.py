@@ -1,4 +1,4 @@
-"""What PRIVACY.md says: its words by goldens, its numbers as numbers, its choices as facts."""
+"""What PRIVACY.md says: its words by goldens, its numbers as numbers, its choices as fields."""
 
 import dataclasses
 import itertools
@@ -104,34 +104,36 @@ def cells(text, name):
 
 
 def parts_of(texts):
-    """The names that stand in its words, and the facts that choose among them."""
+    """The names that stand in its words, and the fields that choose among them."""
     words = [x for text in texts.values() for x in text.choices.values()]
     names = {x for text in words for x in string.Template(text).get_identifiers()}
-    return names, {text.fact for text in texts.values() if text.fact}
+    return names, {text.field for text in texts.values() if text.field}
 
 
-def golden_facts():
+def golden_fields():
     """Facts of the six, one of them with a limit of its own, which takes its time."""
-    yield golden.facts_of("example_poisson")
+    yield golden.fields_of("example_poisson")
     for name in golden.CONFIGS:
         plan = quick(golden.plan_of(name))
-        yield facts(plan, golden.CONFIGS[name], **golden.SUMMARIES[name])
-    yield loop_facts("own_loop", is_proved=False)
+        yield fields(plan, golden.CONFIGS[name], **golden.SUMMARIES[name])
+    yield loop_fields("own_loop", is_proved=False)
 
 
-def other_facts():
+def other_fields():
     """Facts that make every choice that no golden shows."""
-    yield facts(allocated())
-    yield facts(quick(golden.plan_of("own_loop")))
-    yield facts(quick(golden.plan_of("own_loop")), {"clip_norm_from": None})
-    yield loop_facts("user_poisson", is_proved=True)
+    yield fields(allocated())
+    yield fields(quick(golden.plan_of("own_loop")))
+    yield fields(quick(golden.plan_of("own_loop")), {"clip_norm_from": None})
+    yield loop_fields("user_poisson", is_proved=True)
 
 
-def loop_facts(name, is_proved):
+def loop_fields(name, is_proved):
     """Facts of a loop of one's own."""
     plan = quick(golden.plan_of(name))
     words = {"is_proved": is_proved, "data": "points", "exported_by": "bam"}
-    return statement.facts_of_own_loop(plan, golden.summary_of(plan) | {"clip_norm": None}, **words)
+    return statement.fields_of_own_loop(
+        plan, golden.summary_of(plan) | {"clip_norm": None}, **words
+    )
 
 
 def quick(plan, **changes):
@@ -139,10 +141,10 @@ def quick(plan, **changes):
     return without_mu(dataclasses.replace(plan, **changes))
 
 
-def facts(plan, config=None, diagnosed=False, **summary):
+def fields(plan, config=None, diagnosed=False, **summary):
     """Those of a run of that plan, in a folder, with changes of its config and its summary."""
     config = golden.config_of(**(config or {}))
-    return statement.facts_of_run(
+    return statement.fields_of_run(
         config,
         plan,
         golden.summary_of(plan, **summary),
@@ -160,7 +162,7 @@ def allocated():
 
 
 def unused(texts, known):
-    """What of a template or of the facts nothing uses, and what it lacks."""
+    """What of a template or of the fields nothing uses, and what it lacks."""
     names, choosing = parts_of(texts)
     roots = {"statement", "nominal", "process", "part", "not_recorded"}
     return (texts.keys() | known) - names - choosing - roots, (
@@ -176,23 +178,23 @@ UNSEEN = {
 }  # fmt: skip
 
 
-def test_every_text_and_every_fact_is_used_and_every_choice_is_made(monkeypatch):
+def test_every_text_and_every_field_is_used_and_every_choice_is_made(monkeypatch):
     pytest.importorskip("PLD_accounting")
     made, known, render = set(), set(), statement.render
 
-    def seen(facts, name):
-        fact = statement.TEXTS[name].fact
-        made.add((name, str(facts[fact]) if fact else None))
-        known.update(facts)
-        return render(facts, name)
+    def seen(fields, name):
+        field = statement.TEXTS[name].field
+        made.add((name, str(fields[field]) if field else None))
+        known.update(fields)
+        return render(fields, name)
 
     monkeypatch.setattr(statement, "render", seen)
-    for each in golden_facts():
+    for each in golden_fields():
         statement.text_of(each)
     texts = statement.TEXTS
     written = {(name, x) for name, text in texts.items() for x in text.choices}
     assert written - made == UNSEEN
-    for each in other_facts():
+    for each in other_fields():
         statement.text_of(each)
     assert written - made == {("not_recorded", None)}
     assert unused(texts, known) == (set(), set())
@@ -200,31 +202,31 @@ def test_every_text_and_every_fact_is_used_and_every_choice_is_made(monkeypatch)
     assert unused(more, known | {"idle"}) == ({"planted", "idle"}, {"chance", "unknown"})
 
 
-def test_a_text_has_one_fact_no_choice_twice_and_no_heading_of_another():
+def test_a_text_has_one_field_no_choice_twice_and_no_heading_of_another():
     heads = re.findall(r"^## \[(\w+)(?: if (\w+) = .+)?\]$", statement.TEMPLATE.read_text(), re.M)
     assert len(set(heads)) == len(statement.TEXTS)
     assert len(heads) == sum(len(text.choices) for text in statement.TEXTS.values())
     assert not any("## [" in x for text in statement.TEXTS.values() for x in text.choices.values())
 
 
-def test_a_fact_that_is_not_there_or_has_no_words_is_an_error_and_none_is_read_again():
+def test_a_field_that_is_not_there_or_has_no_words_is_an_error_and_none_is_read_again():
     known = {"seeded": False, "epsilon": "$delta ${x} $", "delta": 1e-5}
     assert statement.render(known, "claim") == "($delta ${x} $, 1e-05)"
     for changed in ({"seeded": True}, {"seeded": "maybe", "epsilon": 1, "delta": 1}):
         with pytest.raises(KeyError):
             statement.render(changed, "claim")
     assert statement.render(known, "nominal") == ""
-    with pytest.raises(KeyError):  # no notice is left out because a fact is misspelt
+    with pytest.raises(KeyError):  # no notice is left out because a field is misspelt
         statement.render(known | {"seeded": "no"}, "nominal")
 
 
 def test_a_text_that_does_not_stand_leaves_no_line():
     texts = "## [a]\n\none\n\n$b\n\ntwo\n$b\nthree $b\n\n"
-    texts += "## [b if fact = True]\n\nwords\n\n## [b if fact = False]\n"
+    texts += "## [b if field = True]\n\nwords\n\n## [b if field = False]\n"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statement, "TEXTS", statement.texts_of(texts))
-        assert statement.render({"fact": False}, "a") == "one\n\ntwo\nthree "
-        assert statement.render({"fact": True}, "a") == "one\n\nwords\n\ntwo\nwords\nthree words"
+        assert statement.render({"field": False}, "a") == "one\n\ntwo\nthree "
+        assert statement.render({"field": True}, "a") == "one\n\nwords\n\ntwo\nwords\nthree words"
 
 
 # Facts.
@@ -280,9 +282,9 @@ QUIET = {
         ({}, {"processes": [golden.PROCESS, golden.LATER]}, {"num_codes": "several"}),
     ],
 )  # fmt: skip
-def test_what_a_run_chose_is_a_fact_and_nothing_else_changes(config, summary, chosen):
+def test_what_a_run_chose_is_a_field_and_nothing_else_changes(config, summary, chosen):
     plan = quick(golden.plan_of("own_loop"), num_steps=9)
-    known = facts(plan, config, **summary) | {"taken_by": ""}
+    known = fields(plan, config, **summary) | {"taken_by": ""}
     assert {key: known[key] for key in QUIET} == QUIET | chosen
 
 
@@ -297,14 +299,14 @@ def test_what_a_run_chose_is_a_fact_and_nothing_else_changes(config, summary, ch
         ("not_releasable", {"seeded": True, "sensitivity": 4.5, "clip_norm": 3.0}),
     ],
 )
-def test_what_a_plan_says_is_a_fact(name, chosen):
-    known = facts(quick(golden.plan_of(name)), golden.CONFIGS[name], **golden.SUMMARIES[name])
+def test_what_a_plan_says_is_a_field(name, chosen):
+    known = fields(quick(golden.plan_of(name)), golden.CONFIGS[name], **golden.SUMMARIES[name])
     assert {key: known[key] for key in chosen} == chosen
 
 
 def test_batches_that_divide_the_data_are_a_fact():
     pytest.importorskip("PLD_accounting")
-    known = facts(allocated())
+    known = fields(allocated())
     assert (known["q_is"], known["batch_size"]) == ("1/b", 256)
     assert (known["exact_q"], known["average_batch_size"]) == (1 / 5, 1437 * (1 / 5))
     assert known["computed_by"] == "PLD_accounting" and not known["printed_by_bam"]
@@ -343,5 +345,5 @@ def test_a_loop_of_ones_own_says_whose_oracle_and_clip_and_gradient_it_is():
 def test_the_clips_that_have_words_are_bam_s():
     for name, clip in clipping.CLIPS.items():
         assert f"| {clip.words} | `{name}` |" in statement.text_of(
-            facts(quick(golden.plan_of("own_loop")), {"clip__name": name})
+            fields(quick(golden.plan_of("own_loop")), {"clip__name": name})
         )

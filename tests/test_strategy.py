@@ -16,7 +16,7 @@ import bam
 from bam.audit import canary, checks, whole_run
 from bam.core import gaussian, grid, noise, strategy
 from bam.core.clipping import ROUNDING, clip_by_l2_norm
-from bam.core.noise import first_noise, next_noise
+from bam.core.noise import advance_noise, init_noise
 from bam.privacy import accounting, checkpoint, ledger, mechanisms, tradeoff
 from bam.privacy import plan as plans
 from bam.training import config as base
@@ -24,7 +24,7 @@ from bam.training import loop, trainer
 from configs import digits
 from examples import adaptive_clipping
 from tests.cases import assert_same_bits
-from tests.run_folder import facts_of, newest
+from tests.run_folder import header_of, newest
 
 KEY = bam.seeded_key(34)
 CLIP = clip_by_l2_norm(1.0)
@@ -33,17 +33,19 @@ NO_FIT = (1.0, 1.0)  # its inverse alternates for ever
 
 def drawn_noise(coefficients, num_steps, num_entries, sigma=2.0):
     """n of every step in multiples, the fresh part of it, and the size of a multiple."""
-    state = first_noise(KEY, CLIP, jnp.zeros(num_entries), coefficients)
+    state = init_noise(KEY, CLIP, jnp.zeros(num_entries), coefficients)
     rows, fresh, spacings = [], [], []
 
     @jax.jit
     def step(state):
-        made, state = next_noise(state, sigma, 1.0, coefficients)
-        alone = dataclasses.replace(made, drawn=None)
-        return [record.share(num_entries)[:num_entries] for record in (made, alone)], state
+        made, state = advance_noise(state, sigma, 1.0, coefficients)
+        alone = dataclasses.replace(made, correlated=None)
+        return [
+            record.draws_of_device(num_entries)[:num_entries] for record in (made, alone)
+        ], state
 
     for _ in range(num_steps):
-        spacings.append(next_noise(state, sigma, 1.0, coefficients)[0].spacing)
+        spacings.append(advance_noise(state, sigma, 1.0, coefficients)[0].spacing)
         found, state = step(state)
         for kept, numbers in zip((rows, fresh), found, strict=True):
             kept.append(np.asarray(numbers, np.int64))
@@ -181,7 +183,7 @@ def test_the_noise_is_wide_enough_for_what_rounding_lets_an_example_move():
 def test_more_parameters_than_the_rounding_allows_are_refused():
     state = noise.CorrelatedNoiseState(KEY, jnp.zeros((), int), jnp.zeros((1, 10), jnp.int32))
     with pytest.raises(ValueError, match="too many"):
-        next_noise(state, 3e5, 1.0, strategy.square_root(2))
+        advance_noise(state, 3e5, 1.0, strategy.square_root(2))
 
 
 # Its dp_event.
@@ -307,11 +309,11 @@ def test_the_trainers_step_is_privatize_to_the_bit():
     grads = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)
     tx = bam.privatize(CLIP, 1.5, 4.0, bam.seeded_key(34), coefficients)
     state = tx.init(grads[0])
-    own = first_noise(KEY, CLIP, grads[0], coefficients)
+    own = init_noise(KEY, CLIP, grads[0], coefficients)
     update = jax.jit(tx.update)
     for _ in range(5):
         ours, state = update(grads, state, grads[0], mask=None)
-        made, own = next_noise(own, 1.5, 1.0, coefficients)
+        made, own = advance_noise(own, 1.5, 1.0, coefficients)
         total, _ = bam.clipped_sum(lambda p, g: g, CLIP, grads[0], grads, mask=None, noise=made)
         assert_same_bits(ours, total / 4)
     independent = bam.privatize(CLIP, 1.5, 4.0, bam.seeded_key(34))
@@ -327,7 +329,7 @@ def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
         mechanism={"name": "banded", "bands": 4},
     )  # fmt: skip
     clip = adaptive_clipping.clip(plan, 1.0)
-    state = first_noise(KEY, clip, {"w": jnp.zeros(5)}, plan.mechanism.strategy)
+    state = init_noise(KEY, clip, {"w": jnp.zeros(5)}, plan.mechanism.strategy)
     assert state.past.shape[0] == 3
     assert state.past.shape[1] > 5
     tx = optax.chain(
@@ -342,7 +344,7 @@ def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_pat
     built = trainer.build(small(spare_steps=2))
     with pytest.raises(loop.StoppedError):
         loop.train(built, None, tmp_path, should_stop=after(5))
-    assert facts_of(tmp_path)["steps_begun"] == 4
+    assert header_of(tmp_path)["steps_begun"] == 4
     past = {name: x for name, x in checkpoint.read(newest(tmp_path))[1] if "past" in name}
     assert past and not any(x.any() for x in past.values())
     resumed = loop.train(built, None, tmp_path)
@@ -397,9 +399,9 @@ def test_real_runs_have_the_noise_and_the_batches_of_the_plan(audited):
 
 
 def test_noise_that_is_not_correlated_as_planned_is_caught(audited, monkeypatch):
-    right = noise.next_noise
+    right = noise.advance_noise
     monkeypatch.setattr(
-        "bam.core.privatize.next_noise",
+        "bam.core.privatize.advance_noise",
         lambda state, sigma, s, c: right(state, sigma, s, (1.0,) + (0.0,) * (len(c) - 1)),
     )
     wrong = trainer.build(audited.config, audited.dataset)

@@ -13,7 +13,7 @@ from scipy import stats
 import bam
 from bam.core import pytree
 from bam.core.clipping import BoundedTransformation, sensitivity_of
-from bam.core.noise import GaussianNoiseState, next_noise
+from bam.core.noise import GaussianNoiseState, advance_noise
 from tests import cases
 
 
@@ -327,7 +327,7 @@ def test_privatize_divides_by_the_expected_batch_size_never_the_realised_one():
 def test_privatize_is_the_clipped_sum_with_its_noise_over_the_expected_batch_size_to_the_bit():
     mask = jnp.array([True, False, True])
     state = GaussianNoiseState(new_key(), jnp.zeros((), jnp.int32))
-    noise, _ = next_noise(state, 1.5, 1.0)
+    noise, _ = advance_noise(state, 1.5, 1.0)
     total, _ = bam.clipped_sum(
         lambda w, x: x, bam.clip_by_l2_norm(1.0), jnp.zeros(2), ROWS,
         mask=mask, microbatch_size=1, noise=noise,
@@ -354,7 +354,7 @@ def test_privatize_gives_masked_rows_no_say_whatever_they_hold():
 
 def test_privatize_gives_an_empty_batch_pure_noise():
     noise = bam.gaussian_noise(bam.clip_by_l2_norm(1.0), 1.0, new_key())
-    pure = noise.share(2)[:2] * np.float32(noise.spacing) / 4
+    pure = noise.draws_of_device(2)[:2] * np.float32(noise.spacing) / 4
     assert jnp.all(pure != 0)
     cases.assert_same_bits(private_mean(ROWS[:0], 1.0), pure)
     cases.assert_same_bits(private_mean(ROWS, 1.0, mask=jnp.zeros(3, bool)), pure)

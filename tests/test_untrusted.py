@@ -37,7 +37,7 @@ from bam.training import loading, public_clip
 from configs import digits
 from tests import prepared_folder
 from tests.cases import refused, write_parquet
-from tests.run_folder import rewrite_facts
+from tests.run_folder import rewrite_header
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)
@@ -80,8 +80,8 @@ def fails(match, *arguments, **options):
 
 @pytest.fixture
 def small(monkeypatch):
-    for name, facts in datasets.DATASETS.items():
-        monkeypatch.setitem(datasets.DATASETS, name, facts._replace(rows=(10, 2)))
+    for name, known in datasets.DATASETS.items():
+        monkeypatch.setitem(datasets.DATASETS, name, known._replace(rows=(10, 2)))
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_an_image_is_no_program(tmp_path, monkeypatch):
 
 def test_a_checkpoint_imports_nothing_that_it_names(tmp_path, evil):
     state = {"weights": jnp.arange(6.0).reshape(2, 3)}
-    facts = {"record": {}, "digests": {}, "processes": [], "step": 1, "steps_begun": 1, "more": {}}
+    header = {"record": {}, "digests": {}, "processes": [], "step": 1, "steps_begun": 1, "more": {}}
     path, pickled = tmp_path / "1.npz", b"cdata.evil\nX\n."
     header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
     for name, dtype, content in (
@@ -176,8 +176,8 @@ def test_a_checkpoint_imports_nothing_that_it_names(tmp_path, evil):
         ("arr_1.npy", "object", b"\x93NUMPY\x01\x00\x76\x00" + header + pickled),
         ("more.npy", "data.evil.X", pickled),
     ):
-        checkpoint.write(tmp_path, facts, state)
-        rewrite_facts(path, lambda facts, x=dtype: facts | {"leaves": [["weights", x, [2, 3]]]})
+        checkpoint.write(tmp_path, header, state)
+        rewrite_header(path, lambda header, x=dtype: header | {"leaves": [["weights", x, [2, 3]]]})
         with zipfile.ZipFile(path) as file:
             parts = {part: file.read(part) for part in file.namelist()}
         with zipfile.ZipFile(path, "w") as file:

@@ -326,7 +326,7 @@ def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(
     plan = bam.PrivacyPlan.from_json(examples)
     how = {"data": "data", "diagnosed": False, "exported_by": "bam"}
     summary = summary | plan.to_json() | {"sampling": plan.mechanism.sampling}
-    other = statement.facts_of_run(config, plan, summary, **how)
+    other = statement.fields_of_run(config, plan, summary, **how)
     assert other["unit"] == "example" and "user" not in statement.text_of(other)
 
 

@@ -27,7 +27,7 @@ from scipy import signal, stats
 
 from bam import waits
 from bam.core import processes, sampling
-from bam.core.noise import renewed
+from bam.core.noise import with_new_key
 from bam.core.pytree import Grads
 from bam.core.seeds import seeded_key
 from bam.data import datasets, users
@@ -131,14 +131,14 @@ def scores(
 
     def one_trial(seed: int, present: bool) -> float:
         state, key = copy(start), processes.put(seeded_key(seed), start.noise.key.sharding)
-        state = state._replace(noise=renewed(state.noise, key))
+        state = state._replace(noise=with_new_key(state.noise, key))
         step_scores = []
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
             drawn = plan.mechanism.draw(seed, step)
             if not present:
                 drawn = drawn[drawn >= CANARY + rows]  # every other example is drawn as before
-            batch = sampling.pad(drawn, plan.capacity, seed, step).only(num_examples)
+            batch = sampling.pad(drawn, plan.capacity, seed, step).within(num_examples)
             state = built.step(state, with_canary if present else without, batch)
             step_scores.append(score(state.private_grad, clipped))
         # Of noise that is correlated, what is fresh: the attacker knows how it is made.

@@ -70,9 +70,9 @@ def blocks(key: Array | np.ndarray, numbers: Words, nonce: Sequence[int | Array]
     check_key(key)
     xp: Any = np if isinstance(numbers, np.ndarray) else jnp
     last = [np.uint32(x) if isinstance(x, int) else x for x in (0, *nonce)]
-    known = xp.concatenate([CONSTANTS, key, xp.stack([xp.asarray(x, np.uint32) for x in last])])
+    fixed = xp.concatenate([CONSTANTS, key, xp.stack([xp.asarray(x, np.uint32) for x in last])])
     # Word 12 counts the blocks; all others are the same for each.
-    start = known[:, None] + NUMBER_ROW[:, None] * numbers[None]
+    start = fixed[:, None] + NUMBER_ROW[:, None] * numbers[None]
     rows = tuple(start.reshape(4, 4, -1))
     if xp is jnp:  # rolled, and four words at a time: it compiles in a fifth of a second
         rows = _twenty_rounds(rows)

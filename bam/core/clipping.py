@@ -174,8 +174,8 @@ def finish(clip: optax.GradientTransformation, mean: PyTree, state: PyTree) -> t
     `mean` is the noised sum divided by the expected batch size. Mean and state are both private, so
     this is post-processing. A transform without `finish` leaves both as they are.
     """
-    own = getattr(clip, "finish", None)
-    return (mean, state) if own is None else own(mean, state)
+    finish = getattr(clip, "finish", None)
+    return (mean, state) if finish is None else finish(mean, state)
 
 
 def clip_by_l2_norm(clip_norm: Number) -> BoundedTransformation:
@@ -410,13 +410,13 @@ class Bound(NamedTuple):
     """A clip in one step: the function that bounds one example's gradient, and its bound.
 
     Attributes:
-      summand: `(params, gradient) -> (summand, norm)`: the clipped gradient, zeros if the gradient
-        is not finite, and the gradient's norm before clipping.
+      bounded_grad: `(params, gradient) -> (clipped, norm)`: the clipped gradient, or zeros if the
+        gradient is not finite, and the gradient's norm before clipping.
       sensitivity: S, which the clip declares.
-      is_proved: whether a summand surely keeps S, if norm and summand use the same numbers.
+      is_proved: whether S surely bounds `clipped`, if it is computed from the numbers of the norm.
     """
 
-    summand: Callable[[Params, Grads], tuple[PyTree, Float[Array, ""]]]
+    bounded_grad: Callable[[Params, Grads], tuple[PyTree, Float[Array, ""]]]
     sensitivity: Number
     is_proved: bool
 
@@ -426,7 +426,7 @@ def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
     clip = as_declared(clip)
     sensitivity, update = clip.sensitivity, clip.update
 
-    def summand(params: Params, grads: Grads) -> tuple[PyTree, Float[Array, ""]]:
+    def bounded_grad(params: Params, grads: Grads) -> tuple[PyTree, Float[Array, ""]]:
         pytree.check_real(grads)
         # Narrow gradients are bounded in 32 bits: rounding in the narrow type could lift the norm.
         grads = jax.tree.map(pytree.at_least_float32, grads)
@@ -439,7 +439,7 @@ def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
         keep = jnp.isfinite(norm) & (sensitivity > 0)
         return jax.tree.map(lambda x: jnp.where(keep, x, 0), clipped), norm
 
-    return Bound(summand, sensitivity, clip.is_proved)
+    return Bound(bounded_grad, sensitivity, clip.is_proved)
 
 
 def is_within(summand: PyTree, limit: Number) -> Bool[Array, ""]:

@@ -248,7 +248,7 @@ def per_example_sum(
     num_devices = mesh.size if mesh else 1
     if noise is not None and num_rows > (0 if draw_places else size * num_devices):
         shared = mask, size, num_devices
-        row_at = places.drawn(noise, *shared) if draw_places else places.in_batch(*shared)
+        row_at = places.draw(noise, *shared) if draw_places else places.in_batch(*shared)
         batch = jax.tree.map(lambda x: jnp.asarray(x)[jnp.minimum(row_at, num_rows - 1)], batch)
         mask = mask.at[row_at].get(mode="fill", fill_value=False)
 
@@ -263,8 +263,8 @@ def per_example_sum(
     if bound is not None:
         pytree.check_has_arrays(like, "gradient is")
         is_right &= jnp.logical_not(jnp.isnan(bound.sensitivity))
-    how = _Sum(value_fn, bound, like, size, most_rows)
-    total, numbers = _sum_on_devices(how, params, batch, mask, noise, mesh)
+    spec = _SumSpec(value_fn, bound, like, size, most_rows)
+    total, numbers = _sum_on_devices(spec, params, batch, mask, noise, mesh)
     if noise is not None:
         total = _as_floats(total, noise, like, is_right)
         total = with_noise_of_its_own(total, noise.key, noise.step)
@@ -295,7 +295,7 @@ def _as_floats(
     return jax.lax.cond(is_right, to_floats, to_nan, total)
 
 
-class _Sum(NamedTuple):
+class _SumSpec(NamedTuple):
     """The settings of a sum; none of them depends on a row.
 
     Attributes:
@@ -315,7 +315,7 @@ class _Sum(NamedTuple):
 
 
 def _sum_on_devices(
-    how: _Sum,
+    spec: _SumSpec,
     params: Params,
     batch: PyTree,
     mask: Bool[Array, " rows"],
@@ -329,7 +329,7 @@ def _sum_on_devices(
         params: Params, batch: PyTree, mask: Array, noise: GaussianNoise | None
     ) -> tuple[PyTree, Array]:
         batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
-        total, numbers = _sum_microbatches(how, params, batch, mask, noise)
+        total, numbers = _sum_microbatches(spec, params, batch, mask, noise)
         # The noise is added before `psum`, so no device holds the total without noise.
         if noise is not None:
             device = jax.lax.axis_index(mesh.axis_names[0]) if mesh else 0
@@ -365,7 +365,7 @@ def _sum_on_devices(
 
 
 def _sum_microbatches(
-    how: _Sum,
+    spec: _SumSpec,
     params: Params,
     batch: PyTree,
     mask: Bool[Array, " rows"],
@@ -376,7 +376,7 @@ def _sum_microbatches(
     With noise the sum is a `Total` of integers, `[entries]`. Its low part is carried over to its
     high part after every `most_rows` rows, before it could overflow.
     """
-    num_rows, size = mask.shape[0], how.size
+    num_rows, size = mask.shape[0], spec.size
     batch, mask = pad_rows((batch, mask), -num_rows % size if num_rows else size)
     # The loop ends after the last microbatch with a real row. That number is traced, so one program
     # serves every realised batch size.
@@ -388,19 +388,19 @@ def _sum_microbatches(
         examples, is_real = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size), (batch, mask)
         )
-        total, new = _add_microbatch(how, params, examples, is_real, total, noise)
+        total, new = _add_microbatch(spec, params, examples, is_real, total, noise)
         return total, jax.lax.dynamic_update_slice_in_dim(numbers, new, i * size, axis=0)
 
     numbers = jnp.zeros(mask.shape, jnp.result_type(float))
     loop = jax.named_scope("microbatches")(jax.lax.fori_loop)
-    if how.most_rows is None:
-        total = optax.tree.zeros_like(how.like)
+    if spec.most_rows is None:
+        total = optax.tree.zeros_like(spec.like)
         return loop(0, num_microbatches, add_microbatch, (total, numbers))
 
     # The sum of `per_carry` microbatches fits 32 bits; then it is carried over.
-    per_carry = jnp.maximum(1, jax.lax.div(jnp.asarray(how.most_rows, jnp.int32), np.int32(size)))
+    per_carry = jnp.maximum(1, jax.lax.div(jnp.asarray(spec.most_rows, jnp.int32), np.int32(size)))
     per_carry = per_carry.astype(num_microbatches.dtype)
-    none = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), how.like)
+    none = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), spec.like)
 
     def add_and_carry(part: Array | int, carry: PyTree) -> PyTree:
         total, numbers = carry
@@ -416,7 +416,7 @@ def _sum_microbatches(
 
 
 def _add_microbatch(
-    how: _Sum,
+    spec: _SumSpec,
     params: Params,
     examples: PyTree,
     mask: Bool[Array, " microbatch"],
@@ -428,11 +428,13 @@ def _add_microbatch(
     Gradients are put in memory before they are bounded. If the bound is not proved, the bounded
     ones are put in memory, too, before they are measured and added.
     """
-    bound, size, spacing = how.bound, how.size, None if noise is None else noise.spacing
+    bound, size, spacing = spec.bound, spec.size, None if noise is None else noise.spacing
     by_row = functools.partial(pytree.map_rows, num_rows=size)
     # 0 or 1, which no compiler can know: no valid key is all zeros (a zero key gives NaN).
-    turns = jnp.any(mask) & (True if noise is None else jnp.any(noise.key != 0))
-    from_memory = functools.partial(pytree.read_from_memory, turns=turns.astype(jnp.int32))
+    num_iterations = jnp.any(mask) & (True if noise is None else jnp.any(noise.key != 0))
+    from_memory = functools.partial(
+        pytree.read_from_memory, num_iterations=num_iterations.astype(jnp.int32)
+    )
 
     def summands(values: PyTree) -> tuple[PyTree, Array]:
         return by_row(functools.partial(_summand, bound, spacing))(params, values)
@@ -447,7 +449,7 @@ def _add_microbatch(
         new = jnp.where(mask, numbers, 0).astype(carry[1].dtype)
         return jax.tree.map(jnp.add, carry[0], sums), new
 
-    values = by_row(how.value_fn)(params, examples)
+    values = by_row(spec.value_fn)(params, examples)
     carry = total, jnp.zeros(size, jnp.result_type(float))
     if bound is None:
         return add(summands(values), carry)
@@ -455,17 +457,17 @@ def _add_microbatch(
     if bound.is_proved or unbounded:
         return from_memory(lambda values, carry: add(summands(values), carry), values, carry)
     # The measured numbers are the added ones, because both are read from memory.
-    measured = by_row(functools.partial(_measured, bound, spacing))
+    measure = by_row(functools.partial(_measured, bound, spacing))
     none = optax.tree.zeros_like(jax.eval_shape(summands, values))
     terms = from_memory(lambda values, _: summands(values), values, none)
-    return from_memory(lambda terms, carry: add(measured(params, *terms), carry), terms, carry)
+    return from_memory(lambda terms, carry: add(measure(params, *terms), carry), terms, carry)
 
 
 def _summand(
     bound: Bound | None, spacing: Any, params: Params, value: PyTree
 ) -> tuple[PyTree, Float[Array, ""]]:
     """One example's contribution, float32 or wider or in multiples of a spacing; its number."""
-    terms, number = value if bound is None else bound.summand(params, value)
+    terms, number = value if bound is None else bound.bounded_grad(params, value)
     terms = jax.tree.map(pytree.at_least_float32, terms)
     if spacing is not None and bound is not None:
         # An entry beyond 2 S, or NaN, becomes 2 S, which fits an integer and is dropped below.
@@ -482,8 +484,8 @@ def _measured(
     """The summand and its norm if it keeps the bound; otherwise zeros and NaN."""
     # In multiples of the spacing, so that the measured integers are the added ones.
     within = is_within(terms, bound.sensitivity / (1 if spacing is None else spacing))
-    kept = jax.tree.map(lambda x: jnp.where(within, x, 0), terms)
-    return kept, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
+    bounded = jax.tree.map(lambda x: jnp.where(within, x, 0), terms)
+    return bounded, jnp.where(within | ~jnp.isfinite(norm), norm, jnp.nan)
 
 
 def pad_rows(tree_of_rows: PyTree, num_rows: int) -> PyTree:

@@ -38,17 +38,17 @@ MOST_BLOCKS = 2**12  # blocks of 16 words computed at once: they fit a processor
 LEAST_STD, MOST_STD = 1e-30, 1e30
 
 
-@closure.register(numbers=("key", "std", "step", "drawn"))
+@closure.register(numbers=("key", "std", "step", "correlated"))
 @dataclasses.dataclass(frozen=True)
 class GaussianNoise:
     """Noise for one sum. Independent noise is drawn where it is added, correlated noise before.
 
     Attributes:
       key: `[8]` words, see `bam.core.seeds`.
-      std: standard deviation of every entry (of the fresh part, if `drawn`); 0 means no noise. If
-        it is traced, the sum is NaN unless it is positive and in range.
+      std: standard deviation of every entry (of the fresh part, if `correlated`); 0 means no noise.
+        If it is traced, the sum is NaN unless it is positive and in range.
       step: an integer from 0 to 2^32 - 1, which no other sum has with this key.
-      drawn: `[entries]`, correlated noise in multiples of the spacing; None: independent noise.
+      correlated: `[entries]`, the noise in multiples of the spacing; None: independent noise.
 
     Raises:
       InputError: if `std` is negative, not finite, or beyond what 32-bit floats hold with room.
@@ -57,11 +57,11 @@ class GaussianNoise:
     key: UInt32[Array, "8"]
     std: Number
     step: Integer[Array, ""] | int = 0
-    drawn: Int32[Array, " entries"] | None = None
+    correlated: Int32[Array, " entries"] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "std", scalars.argument("std, a standard deviation,", self.std))
-        for name in ("key", "step", "drawn"):
+        for name in ("key", "step", "correlated"):
             object.__setattr__(self, name, scalars.unchanging(getattr(self, name)))
         check_std(self.std)
 
@@ -70,7 +70,7 @@ class GaussianNoise:
         """The spacing of the grid that the noise lies on."""
         return spacing_of(self.std)
 
-    def share(
+    def draws_of_device(
         self, num_entries: int, device: Array | int = 0, num_devices: int = 1
     ) -> Int32[Array, " share"]:
         """A device's share of the noise of a sum, in multiples of the spacing.
@@ -80,9 +80,9 @@ class GaussianNoise:
         """
         if num_entries > 2**32:
             raise InputError(f"a sum of {num_entries} entries is more than there are numbers for")
-        if self.drawn is not None:
+        if self.correlated is not None:
             length = -(-num_entries // num_devices)
-            padded = jnp.pad(self.drawn, (0, length * num_devices - num_entries))
+            padded = jnp.pad(self.correlated, (0, length * num_devices - num_entries))
             return jax.lax.dynamic_slice_in_dim(padded, device * length, length)
         # Small tiles for short sums, so that about eight devices can share the work. Tiles of
         # different devices always differ.
@@ -168,8 +168,8 @@ def gaussian(
             return COARSE * a + b
 
         # Ties are rare, so a second look-up for all draws costs nothing on average.
-        drawn = jax.lax.cond(tied, lambda: draw(True), lambda: draw(False))
-        return drawn.swapaxes(0, 1).ravel()
+        draws = jax.lax.cond(tied, lambda: draw(True), lambda: draw(False))
+        return draws.swapaxes(0, 1).ravel()
 
     if len(tiles) * num_blocks <= MOST_BLOCKS:
         return draw_tiles(tiles)
@@ -242,9 +242,9 @@ def weights(std: decimal.Decimal) -> list[int]:
     for _ in range(2 ** (SLOT_BITS - 1)):
         half.append(half[-1] * ratio >> 256)
         ratio = ratio * step >> 256
-    whole = half[:0:-1] + half[:-1]
-    total = sum(whole)
-    units = [(p << TABLE_BITS) // total for p in whole]
+    law = half[:0:-1] + half[:-1]
+    total = sum(law)
+    units = [(p << TABLE_BITS) // total for p in law]
     units[2 ** (SLOT_BITS - 1)] += 2**TABLE_BITS - sum(units)
     return units
 

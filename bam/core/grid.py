@@ -56,8 +56,8 @@ def carried(total: Total) -> Total:
 def to_float(total: Total, spacing: Number, dtype: np.dtype) -> Float[Array, "..."]:
     """A total in float32 or float64. Equal totals give equal floats if both are `carried`."""
     # Both parts and their sum are rounded in the same way for equal totals.
-    whole = total.high.astype(dtype) * (2**LIMB_BITS) + total.low.astype(dtype)
-    return whole * jnp.asarray(spacing, dtype)
+    multiple = total.high.astype(dtype) * (2**LIMB_BITS) + total.low.astype(dtype)
+    return multiple * jnp.asarray(spacing, dtype)
 
 
 def rows_per_sum(
@@ -91,8 +91,8 @@ def rows_per_sum(
         & (row_bound <= MOST_OF_ROW)
         & (row_bound * (batch_size * (1 + 1e-6)) <= float(MOST_OF_ALL))
     )
-    known = jnp.where(is_right, row_bound, MOST_OF_ROW)
-    return jax.lax.div(np.int32(MOST_OF_SUM), jnp.ceil(known).astype(jnp.int32) + 2), is_right
+    bound = jnp.where(is_right, row_bound, MOST_OF_ROW)
+    return jax.lax.div(np.int32(MOST_OF_SUM), jnp.ceil(bound).astype(jnp.int32) + 2), is_right
 
 
 def fitting_size(microbatch_size: int, num_rows: int | Int32[Array, ""]) -> int:
@@ -113,13 +113,13 @@ def add_share(noise: GaussianNoise, total: Total, device: Array | int, num_devic
     result is not `carried`.
     """
     num_entries = total.low.size
-    drawn = noise.share(num_entries, device, num_devices)
+    draws = noise.draws_of_device(num_entries, device, num_devices)
     # Each device has a slice of the noise, but the sum of all entries: zeros elsewhere.
     if num_devices > 1:
-        zeros = jnp.zeros(num_devices * len(drawn), jnp.int32)
-        drawn = jax.lax.dynamic_update_slice_in_dim(zeros, drawn, device * len(drawn), 0)
-    drawn = drawn[:num_entries]
-    return Total(total.high + (drawn >> LIMB_BITS), total.low + (drawn & LIMB_MASK))
+        zeros = jnp.zeros(num_devices * len(draws), jnp.int32)
+        draws = jax.lax.dynamic_update_slice_in_dim(zeros, draws, device * len(draws), 0)
+    draws = draws[:num_entries]
+    return Total(total.high + (draws >> LIMB_BITS), total.low + (draws & LIMB_MASK))
 
 
 def correlated(

@@ -62,7 +62,7 @@ class CorrelatedNoiseState(NamedTuple):
 NoiseState = GaussianNoiseState | CorrelatedNoiseState
 
 
-def first_noise(
+def init_noise(
     key: UInt32[Array, "8"],
     clip: optax.GradientTransformation,
     params: Params,
@@ -79,14 +79,14 @@ def first_noise(
     return CorrelatedNoiseState(key, step, past)
 
 
-def renewed(state: NoiseState, key: Array) -> NoiseState:
+def with_new_key(state: NoiseState, key: Array) -> NoiseState:
     """The state with another key and without past noise, so no earlier noise is taken back."""
     if isinstance(state, CorrelatedNoiseState):
         state = state._replace(past=jnp.zeros_like(state.past, device=state.past.sharding))
     return state._replace(key=key)
 
 
-def next_noise(
+def advance_noise(
     state: NoiseState,
     noise_multiplier: Number,
     sensitivity: Number,
@@ -119,9 +119,11 @@ def next_noise(
     # A product, because XLA turns a quotient by a constant into one, with other bits.
     std = _number(_float32(std) * (np.float32(1) / (np.float32(1) - _float32(share))))
     fresh = GaussianNoise(state.key, std, state.step)
-    drawn = grid.correlated(fresh.share(num_entries)[:num_entries], state.past, strategy)
-    past = jnp.concatenate([drawn[None], state.past[:-1]])
-    return dataclasses.replace(fresh, drawn=drawn), state._replace(step=state.step + 1, past=past)
+    independent = fresh.draws_of_device(num_entries)[:num_entries]
+    correlated = grid.correlated(independent, state.past, strategy)
+    past = jnp.concatenate([correlated[None], state.past[:-1]])
+    state = state._replace(step=state.step + 1, past=past)
+    return dataclasses.replace(fresh, correlated=correlated), state
 
 
 def check_past(state: NoiseState, noise_multiplier: Number, strategy: Sequence[float]) -> None:
@@ -204,18 +206,18 @@ def gaussian_noise(
         raise InputError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
     check_keys(key, step)
     state = GaussianNoiseState(key, jnp.array(step, jnp.uint32))
-    return next_noise(state, noise_multiplier, sensitivity)[0]
+    return advance_noise(state, noise_multiplier, sensitivity)[0]
 
 
 def check_noise(noise_multiplier: Number, sensitivity: Number) -> None:
     """Raises InputError for a σ or S that is out of range; traced ones are not checked."""
-    sigma, known = noise_multiplier, scalars.is_known
-    if known(sigma) and not (math.isfinite(sigma) and sigma >= 0):
+    sigma, is_known = noise_multiplier, scalars.is_known
+    if is_known(sigma) and not (math.isfinite(sigma) and sigma >= 0):
         raise InputError(f"noise_multiplier must be finite and at least 0, got {sigma}")
-    if known(sigma) and 0 < sigma < LEAST_NOISE_MULTIPLIER:
+    if is_known(sigma) and 0 < sigma < LEAST_NOISE_MULTIPLIER:
         raise InputError(
             f"noise_multiplier {sigma} hides nothing: use 0 for none, or at least "
             f"{LEAST_NOISE_MULTIPLIER}"
         )
-    if known(sensitivity) and not (math.isfinite(sensitivity) and sensitivity >= 0):
+    if is_known(sensitivity) and not (math.isfinite(sensitivity) and sensitivity >= 0):
         raise InputError(f"sensitivity must be finite and at least 0, got {sensitivity}")

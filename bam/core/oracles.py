@@ -75,17 +75,17 @@ def method(
     """
 
     @functools.wraps(make)
-    def made(loss_fn: LossFn, *args: Options.args, **options: Options.kwargs) -> Oracle:
+    def make_oracle(loss_fn: LossFn, *args: Options.args, **options: Options.kwargs) -> Oracle:
         def with_loss(change: Callable[[LossFn], LossFn]) -> Oracle:
-            return made(change(loss_fn), *args, **options)
+            return make_oracle(change(loss_fn), *args, **options)
 
         return make(loss_fn, *args, **options)._replace(with_loss=with_loss)
 
-    return made
+    return make_oracle
 
 
 def mean_loss(loss_fn: LossFn) -> LossFn:
-    """The loss of a user, `(params, (rows, there))`: the mean over the rows whose flag is True.
+    """The loss of a user, `(params, (rows, is_real))`: the mean over the rows whose flag is True.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -95,12 +95,12 @@ def mean_loss(loss_fn: LossFn) -> LossFn:
     """
 
     def loss(params: Params, user: User) -> Float[Array, ""]:
-        rows, there = user
+        rows, is_real = user
         # A real row replaces each padded one, whose loss could have a NaN gradient.
-        own = jnp.where(there, jnp.arange(len(there)), jnp.argmax(there))
-        rows = jax.tree.map(lambda x: x[own], rows)
-        losses = pytree.map_rows(loss_fn, len(there))(params, rows)
-        return jnp.sum(jnp.where(there, losses, 0)) / jnp.maximum(1, jnp.sum(there))
+        index = jnp.where(is_real, jnp.arange(len(is_real)), jnp.argmax(is_real))
+        rows = jax.tree.map(lambda x: x[index], rows)
+        losses = pytree.map_rows(loss_fn, len(is_real))(params, rows)
+        return jnp.sum(jnp.where(is_real, losses, 0)) / jnp.maximum(1, jnp.sum(is_real))
 
     return loss
 
@@ -223,8 +223,7 @@ def _mixed_gradient(
     params: Params,
     example: PyTree,
 ) -> Grads:
-    where = loss_fn, ascent_views, ascent_mask
-    here, ahead = _here_and_ahead(*where, radius, params, example)
+    here, ahead = _here_and_ahead(loss_fn, ascent_views, ascent_mask, radius, params, example)
     if here is None:
         here = jax.grad(loss_fn)(params, example)
     right = (mix >= 0) & (mix <= 1)  # a traced number could not be checked before

@@ -17,7 +17,7 @@ from bam.core.chacha import Stream, blocks, nonce
 from bam.core.gaussian import GaussianNoise
 
 
-def drawn(
+def draw(
     noise: GaussianNoise, mask: Bool[Array, " rows"], group_size: int, num_devices: int
 ) -> Int[Array, " places"]:
     """The row number at each place of all microbatches, beyond the last row at an empty place.
@@ -29,8 +29,8 @@ def drawn(
     if group_size > 1:
         # Rows are sorted by random numbers of 96 bits; two of 10⁶ are equal with probability 1e-17.
         numbers = jnp.arange(-(-3 * num_seats // 16), dtype=jnp.uint32)
-        drawn = blocks(noise.key, numbers, nonce(Stream.PLACES, noise.step)).ravel()
-        *_, seats = jax.lax.sort((*drawn[: 3 * num_seats].reshape(3, -1), seats), num_keys=3)
+        words = blocks(noise.key, numbers, nonce(Stream.PLACES, noise.step)).ravel()
+        *_, seats = jax.lax.sort((*words[: 3 * num_seats].reshape(3, -1), seats), num_keys=3)
     return _in_few_turns(seats, mask, group_size, num_devices)
 
 

@@ -22,15 +22,15 @@ from bam.core.clipping import as_declared, bound_of, finish, sensitivity_of
 from bam.core.engine import per_example_sum
 from bam.core.noise import (
     NoiseState,
+    advance_noise,
     check_noise,
     check_past,
-    first_noise,
     fitting_size,
-    next_noise,
+    init_noise,
 )
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
-from bam.core.seeds import claimed
+from bam.core.seeds import register_key
 from bam.core.strategy import INDEPENDENT, numbers
 from bam.core.strategy import check as check_strategy
 from bam.core.tracing import being_traced, check_keys, compiled_once
@@ -103,11 +103,12 @@ def privatize(
       >>> updates["w"].shape
       (3,)
     """
-    clip, by = as_declared(clip), NoisedMean(noise_multiplier, expected_batch_size, strategy)
-    sensitivity, sigma = sensitivity_of(clip), by.noise_multiplier
+    clip = as_declared(clip)
+    noised_mean = NoisedMean(noise_multiplier, expected_batch_size, strategy)
+    sensitivity, sigma = sensitivity_of(clip), noised_mean.noise_multiplier
     check_noise(sigma, sensitivity)
-    check_strategy(by.strategy)
-    check_start, process = claimed(key), os.getpid()
+    check_strategy(noised_mean.strategy)
+    check_start, process = register_key(key), os.getpid()
     key = scalars.unchanging(key)
 
     def init(params: Params) -> PrivatizeState:
@@ -120,8 +121,8 @@ def privatize(
                 "transform with a key of its own for each"
             )
         check_start(params)
-        noise = first_noise(key, clip, params, by.strategy)
-        check_past(noise, sigma, by.strategy)
+        noise = init_noise(key, clip, params, noised_mean.strategy)
+        check_past(noise, sigma, noised_mean.strategy)
         return PrivatizeState(clip.init(params), noise)
 
     def update(
@@ -146,7 +147,7 @@ def privatize(
         if is_noised:
             size = fitting_size(size, sigma, sensitivity, size)
         private_gradient = compiled_once(
-            _private_gradient, clip, by, is_noised=is_noised, microbatch_size=size
+            _private_gradient, clip, noised_mean, is_noised=is_noised, microbatch_size=size
         )
         return private_gradient(grads, state, params, mask)
 
@@ -155,7 +156,7 @@ def privatize(
 
 def _private_gradient(
     clip: optax.GradientTransformation,
-    by: "NoisedMean",
+    noised_mean: "NoisedMean",
     grads: Grads,
     state: PrivatizeState,
     params: PyTree,
@@ -164,8 +165,8 @@ def _private_gradient(
     is_noised: bool,
     microbatch_size: int,
 ) -> tuple[Grads, PrivatizeState]:
-    noise, noise_state = next_noise(
-        state.noise, by.noise_multiplier, sensitivity_of(clip), by.strategy
+    noise, noise_state = advance_noise(
+        state.noise, noised_mean.noise_multiplier, sensitivity_of(clip), noised_mean.strategy
     )
     noised, _ = per_example_sum(
         lambda params, row: row,
@@ -177,7 +178,7 @@ def _private_gradient(
         noise=noise if is_noised else None,
         draw_places=False,
     )
-    mean = by.of(noised)
+    mean = noised_mean.of(noised)
     mean, clip_state = finish(clip, mean, state.clip)
     return mean, PrivatizeState(clip_state, noise_state)
 
@@ -233,7 +234,7 @@ def private_mean(
     params: Params,
     examples: PyTree,
     state: PrivatizeState,
-    by: NoisedMean,
+    noised_mean: NoisedMean,
     *,
     mask: Bool[Array, " batch"],
     microbatch_size: int = 16,
@@ -248,8 +249,8 @@ def private_mean(
     """
     clip = as_declared(clip)
     # Noise for S · σ, whatever the number of rows: an empty batch gets as much.
-    noise, noise_state = next_noise(
-        state.noise, by.noise_multiplier, sensitivity_of(clip), by.strategy
+    noise, noise_state = advance_noise(
+        state.noise, noised_mean.noise_multiplier, sensitivity_of(clip), noised_mean.strategy
     )
     check_keys(noise.key, noise.step)
     noised, norms = per_example_sum(
@@ -263,7 +264,7 @@ def private_mean(
         noise=noise,
         draw_places=False,
     )
-    mean = by.of(noised)
+    mean = noised_mean.of(noised)
     private_grad, clip_state = finish(clip, mean, state.clip)
     return private_grad, norms, PrivatizeState(clip_state, noise_state)
 

@@ -24,8 +24,9 @@ def random_bits(num_words: int) -> np.ndarray:
 
 def from_first(value: np.generic | np.ndarray) -> np.ndarray:
     """The first process's value, in every process; its shape and dtype must be the same in all."""
-    several = jax.process_count() > 1
-    return np.asarray(multihost_utils.broadcast_one_to_all(value) if several else value)
+    if jax.process_count() == 1:
+        return np.asarray(value)
+    return np.asarray(multihost_utils.broadcast_one_to_all(value))
 
 
 def any_of(flag: bool) -> bool:

@@ -80,8 +80,8 @@ def _row_of_sums(x: Array) -> Array:
     if x.ndim > 1 and x.shape[0] > 16 and x.shape[0] % 16 == 0:
         x = x.reshape(16, x.shape[0] // 16, *x.shape[1:])  # works for any layout of the array
     while x.ndim > 1 and x.size > 32:
-        few = sum(math.prod(x.shape[: i + 1]) <= 16 for i in range(x.ndim))
-        x = jnp.sum(x, tuple(range(few))) if few else x
+        num_axes = sum(math.prod(x.shape[: i + 1]) <= 16 for i in range(x.ndim))
+        x = jnp.sum(x, tuple(range(num_axes))) if num_axes else x
         # An addition between two sums, or XLA would merge them into one long sum.
         x = _add_parts(x, min(8, x.shape[0])) if x.ndim > 1 else x
     return x.ravel()
@@ -100,8 +100,10 @@ def check_real(tree: PyTree) -> None:
     for name, leaf in zip(names(tree), jax.tree.leaves(tree), strict=True):
         dtype = getattr(leaf, "dtype", type(leaf))
         if not jnp.issubdtype(dtype, jnp.floating):
-            where = name or "the gradient"
-            raise TypeError(f"{where} is of {dtype}: only real floating-point numbers are bounded")
+            raise TypeError(
+                f"{name or 'the gradient'} is of {dtype}: "
+                "only real floating-point numbers are bounded"
+            )
 
 
 def round_towards_zero(x: Float[Array, "*shape"], dtype: Any) -> Float[Array, "*shape"]:
@@ -149,22 +151,24 @@ def read_from_memory(
     read: Callable[[PyTree, PyTree], PyTree],
     values: PyTree,
     carry: PyTree,
-    turns: Int32[Array, ""],
+    num_iterations: Int32[Array, ""],
 ) -> PyTree:
     """`read(values, carry)`, where every operation in `read` sees the same numbers of `values`.
 
     A compiler may compute a value again for each operation that uses it, with other roundings, and
     XLA's CPU compiler drops `optimization_barrier` before it does so. The inputs of a loop are in
-    memory, so `read` is the body of a loop. `turns` is a traced 0 or 1. With a constant 1, XLA
-    would inline the body and could fuse again. With 0 the result is `carry`.
+    memory, so `read` is the body of a loop. `num_iterations` is a traced 0 or 1. With a constant 1,
+    XLA would inline the body and could fuse again. With 0 the result is `carry`.
     """
 
-    def turn(count: Array | int, carry: PyTree) -> PyTree:
-        # The values depend on the turn, or XLA would move `read` before the loop. The dependence is
-        # a factor 1, because LLVM would make two loops of a choice.
+    def iterate(count: Array | int, carry: PyTree) -> PyTree:
+        # The values depend on the count, or XLA would move `read` before the loop. The dependence
+        # is a factor 1, because LLVM would make two loops of a choice.
         return read(jax.tree.map(lambda x: x * jnp.asarray(1 - count, x.dtype), values), carry)
 
-    after: PyTree = jax.named_scope("from_memory")(jax.lax.fori_loop)(0, turns, turn, carry)
+    after: PyTree = jax.named_scope("from_memory")(jax.lax.fori_loop)(
+        0, num_iterations, iterate, carry
+    )
     return after
 
 
@@ -216,8 +220,8 @@ def is_key(leaf: object) -> bool:
 
 def names(tree: PyTree) -> list[str]:
     """The name of each leaf, such as `"GroupNorm_0/scale"`."""
-    named = jax.tree_util.tree_leaves_with_path(tree)
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in named]
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 
 
 def num_params(tree: PyTree) -> int:

@@ -39,10 +39,10 @@ class PaddedBatch(NamedTuple):
     indices: Int32[np.ndarray | Array, " rows"]
     mask: Bool[np.ndarray | Array, " rows"]
 
-    def only(self, num_rows: int) -> "PaddedBatch":
+    def within(self, num_rows: int) -> "PaddedBatch":
         """The batch on the host, without the row numbers from `num_rows` on."""
-        kept = np.asarray(self.mask) & (np.asarray(self.indices) < num_rows)
-        return PaddedBatch(np.where(kept, self.indices, PADDING).astype(np.int32), kept)
+        mask = np.asarray(self.mask) & (np.asarray(self.indices) < num_rows)
+        return PaddedBatch(np.where(mask, self.indices, PADDING).astype(np.int32), mask)
 
     def take(self, data: PyTree) -> PyTree:
         """The batch's rows of arrays `[N, ...]`, as JAX arrays; zeros where there is no example.
@@ -94,12 +94,12 @@ def poisson_sample(
     # 80 random bits are compared with q. The first 16 decide, or once in 2^16 times the other 64.
     first, rest = divmod(math.floor(Fraction(sampling_prob) * 2**80), 2**64)
     halves = chacha.words(key, -(-num_examples // 2), nonce(Stream.BATCH, step))
-    drawn = np.stack([halves & 0xFFFF, halves >> 16], axis=1).ravel()[:num_examples]
-    chosen = drawn < first
-    ties = np.flatnonzero(drawn == first)
+    leading = np.stack([halves & 0xFFFF, halves >> 16], axis=1).ravel()[:num_examples]
+    chosen = leading < first
+    ties = np.flatnonzero(leading == first)
     if len(ties):
-        others = chacha.blocks(key, ties.astype(np.uint32), nonce(Stream.BATCH_TIES, step))
-        chosen[ties] = _uint64(others[:2]) < rest
+        rest_drawn = chacha.blocks(key, ties.astype(np.uint32), nonce(Stream.BATCH_TIES, step))
+        chosen[ties] = _uint64(rest_drawn[:2]) < rest
     return np.flatnonzero(chosen)
 
 
@@ -113,8 +113,8 @@ def permutation(
 ) -> Int64[np.ndarray, " size"]:
     """A uniformly random permutation: the order of distinct random numbers."""
     for attempt in range(2**32):
-        drawn = chacha.words(key, 2 * size, nonce(stream, step, attempt))
-        numbers = _uint64(drawn.reshape(2, size))
+        words = chacha.words(key, 2 * size, nonce(stream, step, attempt))
+        numbers = _uint64(words.reshape(2, size))
         order = np.argsort(numbers)
         # Equal numbers would be ordered by place, which is not uniform: draw again.
         if np.all(np.diff(numbers[order])):
@@ -139,8 +139,8 @@ def cyclic_sample(
     """
     if num_parts < 1:
         raise InputError(f"num_parts must be at least 1, got {num_parts}")
-    drawn = poisson_sample(seed, step, num_examples, sampling_prob)
-    return drawn[cycle_parts(seed, num_examples, num_parts)[drawn] == step % num_parts]
+    rows = poisson_sample(seed, step, num_examples, sampling_prob)
+    return rows[cycle_parts(seed, num_examples, num_parts)[rows] == step % num_parts]
 
 
 def allocated_sample(
@@ -169,9 +169,9 @@ def cycle_parts(
     """The part that each example is in, from random words that no batch uses."""
     key, parts, attempt = seeds.host_key(seed, "batches"), np.full(num_examples, num_parts), 0
     while np.any(parts == num_parts):  # a word at the end of the range would favour the first parts
-        drawn = chacha.words(key, num_examples, nonce(Stream.PARTS, epoch, attempt))
-        fair = (parts == num_parts) & (drawn < 2**32 - 2**32 % num_parts)
-        parts, attempt = np.where(fair, drawn % num_parts, parts), attempt + 1
+        words = chacha.words(key, num_examples, nonce(Stream.PARTS, epoch, attempt))
+        fair = (parts == num_parts) & (words < 2**32 - 2**32 % num_parts)
+        parts, attempt = np.where(fair, words % num_parts, parts), attempt + 1
     return parts
 
 

@@ -139,7 +139,7 @@ _given: weakref.WeakValueDictionary[int, Array | np.ndarray] = weakref.WeakValue
 _in_use: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
 
 
-def claimed(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], None]:
+def register_key(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], None]:
     """Registers a key for one transform; returns a check that it starts for one set of parameters.
 
     A key object that was given to a transform before is refused, even if that transform is gone.

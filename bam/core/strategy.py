@@ -14,7 +14,7 @@ releasing $C x + z$.
 One example with norm S in step t changes rows t to t + b − 1 of $C x$, by $c_j S$. So if no example
 takes part twice within b steps, each time is one Gaussian mechanism with sensitivity $\|c\|_2 S$,
 and they compose. Given the earlier releases, the rounding moves an entry by less than one grid step
-in each of the b − 1 later rows; `bam.core.noise.next_noise` widens z by that.
+in each of the b − 1 later rows; `bam.core.noise.advance_noise` widens z by that.
 
 Source: Denisov et al. 2022 (arXiv 2202.08312); Choquette-Choo et al. 2023 (arXiv 2306.08153) for
 banded matrices with sampling from b parts in turn; Kalinin and Lampert 2024 (arXiv 2405.13763) for

@@ -62,8 +62,8 @@ def compiled_once(
     reuse the memory of the arguments `donate`, which are counted after the parts.
     """
     numbers, tree = jax.tree.flatten(parts)
-    named = {name: Same(value) for name, value in structure.items()}
-    return functools.partial(_program(fn, tree, donate, **named), numbers)
+    static = {name: Same(value) for name, value in structure.items()}
+    return functools.partial(_program(fn, tree, donate, **static), numbers)
 
 
 @functools.lru_cache(maxsize=MOST_PROGRAMS)

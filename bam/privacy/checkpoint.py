@@ -1,4 +1,4 @@
-"""A run's checkpoints: each is one file with JSON facts and the arrays of a pytree.
+"""A run's checkpoints: each is one file with a JSON header and the arrays of a pytree.
 
 They are for resuming, never for release. The newest two are kept, so a damaged one costs the steps
 since the one before it. The state is the same on every device of every process, so one process
@@ -25,7 +25,7 @@ KEPT = 2
 MIB = 2**20
 # Facts of a checkpoint and their types, see `bam.privacy.run`. "leaves" has a name, a dtype and a
 # shape for each array.
-FACTS = {
+HEADER = {
     "record": dict, "digests": dict, "processes": list, "step": int, "steps_begun": int,
     "more": dict, "leaves": list,
 }  # fmt: skip
@@ -56,7 +56,7 @@ def check(tree: PyTree, secret: bytes) -> None:
 
 def check_room(folder: Path, tree: PyTree) -> None:
     """Takes and frees the space that a checkpoint needs in a folder, or raises an OSError."""
-    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) + MIB  # names and facts
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) + MIB  # names and the header
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             _reserve(file.fileno(), num_bytes)
@@ -75,42 +75,42 @@ def _reserve(file: int, num_bytes: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def write(folder: Path, facts: JsonObject, tree: PyTree) -> None:
-    """Writes the checkpoint of `facts["step"]`, which becomes the newest, and drops the oldest.
+def write(folder: Path, header: JsonObject, tree: PyTree) -> None:
+    """Writes the checkpoint of `header["step"]`, which becomes the newest, and drops the oldest.
 
     OSError if it cannot be written, as on a full disk; earlier ones stay.
     """
-    path = folder / f"{facts['step']}.npz"
+    path = folder / f"{header['step']}.npz"
     earlier = _saved(folder)
     for partial in folder.glob("*.partial"):  # left by a crash
         partial.unlink(missing_ok=True)
-    facts = facts | {"leaves": _described(tree)}
-    text = json.dumps(facts, default=np.generic.item).encode()
+    header = header | {"leaves": _described(tree)}
+    text = json.dumps(header, default=np.generic.item).encode()
     try:
         with files.written(path, mode=0o600) as file:
             arrays = [_on_host(leaf) for leaf in jax.tree.leaves(tree)]
             np.savez(file, np.frombuffer(text, np.uint8), *arrays)
     except OSError as error:
         raise OSError(
-            f"the checkpoint of step {facts['step']} could not be written to {folder}: "
+            f"the checkpoint of step {header['step']} could not be written to {folder}: "
             f"{error.strerror or type(error).__name__}. Earlier ones are as they were"
         ) from None
     # A newer checkpoint than this one belongs to steps that are repeated now.
-    kept = [x for x in earlier if _step(x) < _step(path)][1 - KEPT :]
+    older = [x for x in earlier if _step(x) < _step(path)][1 - KEPT :]
     for other in earlier:
-        if other not in (*kept, path):
+        if other not in (*older, path):
             other.unlink(missing_ok=True)
 
 
-def read_facts(path: Path) -> JsonObject:
-    """The facts of a checkpoint; InputError, in one line, if it is damaged."""
+def read_header(path: Path) -> JsonObject:
+    """The header of a checkpoint; InputError, in one line, if it is damaged."""
     return read(path, lambda name: False)[0]
 
 
 def read(
     path: Path, chosen: Callable[[str], bool] = lambda name: True
 ) -> tuple[JsonObject, list[tuple[str, np.ndarray]]]:
-    """The facts and the arrays with chosen names; InputError, in one line, for a damaged file."""
+    """The header and the arrays with chosen names; InputError, in one line, for a damaged file."""
     damaged = InputError(
         f"checkpoint {path} could not be read: if it is damaged, move it away to resume from the "
         "one before it"
@@ -121,10 +121,10 @@ def read(
             raise damaged
         # NumPy itself would leave a damaged file open.
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            facts = json.loads(file["arr_0"].tobytes())
-            if {name: type(value) for name, value in facts.items()} != FACTS:
+            header = json.loads(file["arr_0"].tobytes())
+            if {name: type(value) for name, value in header.items()} != HEADER:
                 raise damaged
-            for i, (name, dtype, shape) in enumerate(facts["leaves"], start=1):
+            for i, (name, dtype, shape) in enumerate(header["leaves"], start=1):
                 if chosen(name):
                     # In the file, bfloat16 is two bytes without a type.
                     array = file[f"arr_{i}"].view(np.dtype(dtype)).reshape(shape)
@@ -133,9 +133,9 @@ def read(
         raise
     except Exception:  # NumPy and zipfile raise many types for a damaged file
         raise damaged from None
-    if not 0 <= facts["step"] <= facts["steps_begun"]:
+    if not 0 <= header["step"] <= header["steps_begun"]:
         raise damaged
-    return facts, arrays
+    return header, arrays
 
 
 def restore(path: Path, like: PyTree) -> PyTree:
@@ -143,10 +143,10 @@ def restore(path: Path, like: PyTree) -> PyTree:
 
     InputError if the saved pytree has other arrays.
     """
-    facts, arrays = read(path)
-    if not facts["leaves"]:
+    header, arrays = read(path)
+    if not header["leaves"]:
         return like
-    for old, new in zip([*facts["leaves"], None], [*_described(like), None], strict=False):
+    for old, new in zip([*header["leaves"], None], [*_described(like), None], strict=False):
         if old != new:
             raise InputError(f"{path} has {_in_words(old)}, where there is {_in_words(new)}")
     leaves, structure = jax.tree.flatten(like)
@@ -170,8 +170,8 @@ def _described(tree: PyTree) -> list[list[object]]:
     # A typed key is stored as its words.
     arrays = [jax.random.key_data(x) if pytree.is_key(x) else x for x in jax.tree.leaves(tree)]
     arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in arrays]
-    named = zip(pytree.names(tree), arrays, strict=True)
-    return [[name, x.dtype.name, list(x.shape)] for name, x in named]
+    leaves = zip(pytree.names(tree), arrays, strict=True)
+    return [[name, x.dtype.name, list(x.shape)] for name, x in leaves]
 
 
 def _in_words(leaf: list[object] | None) -> str:

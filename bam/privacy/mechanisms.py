@@ -128,7 +128,7 @@ class Mechanism:
         self, *, target_epsilon: float, num_steps: int, delta: float, accountant: str
     ) -> float:
         """The smallest σ, by search, whose ε is at most the target."""
-        how: JsonObject = {"delta": delta, "accountant": accountant}
+        target: JsonObject = {"delta": delta, "accountant": accountant}
         # σ does not matter here: q and T of the event are the same for any.
         event = self.event(1.0, num_steps)
         if steps := poisson_steps(event):
@@ -136,13 +136,13 @@ class Mechanism:
                 target_epsilon=target_epsilon,
                 sampling_prob=steps.sampling_prob,
                 num_steps=steps.num_steps,
-                **how,
+                **target,
             )
             length = strategies.norm(self.strategy)
             # The event divides by ‖c‖ again; the factor keeps rounding from giving less than σ.
             return sigma if length == 1 else sigma * length * (1 + 1e-12)
         assert isinstance(event, OwnEvent)
-        return event.least_noise(target_epsilon, **how)
+        return event.least_noise(target_epsilon, **target)
 
 
 def check_name(name: object) -> None:
@@ -169,10 +169,10 @@ def make(
     Raises:
       InputError: for an unknown name, or a batch size or options that the mechanism refuses.
     """
-    given = read_options(options or {})
+    values = read_options(options or {})
     check_name(name)
     row = MECHANISMS[name]
-    return named.call(f"mechanism {name}", row.make, num_examples, batch_size, **given)
+    return named.call(f"mechanism {name}", row.make, num_examples, batch_size, **values)
 
 
 def read_options(options: JsonMapping) -> JsonObject:

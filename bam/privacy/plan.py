@@ -146,12 +146,12 @@ class PrivacyPlan:
             raise InputError(f"mechanism_options are {options!r}, no options")
         _check_unit(record["unit"], record["group_size"])
         try:
-            facts = _fields_of(cls, record) | {
+            fields = _fields_of(cls, record) | {
                 "population": Population(**_fields_of(Population, record)),
                 "mechanism_config": {**options, "name": name},
             }
-            facts |= {"epsilon": math.inf} if record["epsilon"] is None else {}
-            plan = cls(**facts)
+            fields |= {"epsilon": math.inf} if record["epsilon"] is None else {}
+            plan = cls(**fields)
             _check(plan)
             # Derived numbers are recorded for other readers; here they must agree with the plan.
             derived = plan.to_json()
@@ -430,10 +430,10 @@ def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
                 "add up the epsilons, and the deltas"
             )
         steps.append(event)
-    for what in ("unit", "adjacency"):
-        if len(different := {getattr(plan, what): None for plan in plans}) > 1:
+    for name in ("unit", "adjacency"):
+        if len(different := {getattr(plan, name): None for plan in plans}) > 1:
             raise InputError(
-                f"these plans do not protect the same: their {what} is {' and '.join(different)}"
+                f"these plans do not protect the same: their {name} is {' and '.join(different)}"
             )
     # Draws of each run may exceed its capacity; δ must cover all of them.
     overflow = sum(plan.overflow for plan in plans)
@@ -445,15 +445,15 @@ def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
     return accounting.joint_epsilon(steps, delta - overflow)
 
 
-def check_same(where: object, recorded: JsonMapping, asked: JsonMapping) -> None:
-    """InputError if a recorded plan is not the one asked for: its ε would not be this run's.
+def check_same(location: object, recorded: JsonMapping, expected: JsonMapping) -> None:
+    """InputError if a recorded plan is not the expected one: its ε would not be this run's.
 
-    `asked` has the expected keys and values, for a plan those of `to_json`.
+    `expected` has keys and values, for a plan those of `to_json`.
     """
-    for key, value in asked.items():
+    for key, value in expected.items():
         if recorded.get(key) != value:
             raise InputError(
-                f"{where} is of a run with {key} = {recorded.get(key)!r}, not {value!r}; choose "
+                f"{location} is of a run with {key} = {recorded.get(key)!r}, not {value!r}; choose "
                 "another folder"
             )
 

@@ -28,7 +28,7 @@ from bam.core import pytree, scalars, seeds, tracing, user_table
 from bam.core.clipping import as_declared, sensitivity_of
 from bam.core.closure import Closure
 from bam.core.gaussian import check_std
-from bam.core.noise import check_past, first_noise, fitting_size
+from bam.core.noise import check_past, fitting_size, init_noise
 from bam.core.oracles import LossFn, Oracle, as_pytree, mean_loss
 from bam.core.privatize import (
     NoisedMean,
@@ -212,7 +212,7 @@ class PrivateTraining:
         self._first = self._used = self._run.step
         self._initialised = self._transformed = False
         # Warns if another transform has the same key, as of one seed.
-        self._claim: object = seeds.claimed(self._run.key("noise").copy())
+        self._claim: object = seeds.register_key(self._run.key("noise").copy())
         if path is not None and not self._run.is_resumed:
             self._run.save(None)
 
@@ -275,9 +275,9 @@ class PrivateTraining:
             table = user_table.table(self._groups, self.plan.group_size)
             num = len(table)
         for step in self._run.steps():
-            batch = self._run.batch(step).only(num)
+            batch = self._run.batch(step).within(num)
             batch = batch if table is None else user_table.examples(batch, table)
-            examples = jax.tree.map(lambda x, drawn=batch: self._rows(drawn, x), data)
+            examples = jax.tree.map(lambda x, batch=batch: self._rows(batch, x), data)
             number, mask = np.array(step, np.int32), np.asarray(batch.mask)
             run = np.asarray(_words_of(self._words, number, mask))
             # Read-only, because `run` has a checksum of the mask.
@@ -343,12 +343,14 @@ class PrivateTraining:
                 )
             self._transformed = True
         plan = self.plan
-        by = NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy)
+        noised_mean = NoisedMean(
+            plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy
+        )
         compiled = tracing.compiled_once(
             _private_gradient,
             as_pytree(oracle),
             self._clip,
-            by,
+            noised_mean,
             microbatch_size=self._fitting(microbatch_size),
             group_size=plan.group_size,
             trainable=self._trainable,
@@ -441,7 +443,7 @@ class PrivateTraining:
             raise InputError(f"trainable is found in no parameter's name: {names}")
         self._initialised = True
         key, strategy = jnp.asarray(self._run.key("noise")), self.plan.mechanism.strategy
-        noise = first_noise(key, self._clip, trained, strategy)
+        noise = init_noise(key, self._clip, trained, strategy)
         check_past(noise, self.plan.noise_multiplier, strategy)
         # The first step after a resume is step `_first` + 1, as in its batch.
         noise = noise._replace(step=jnp.asarray(self._first, noise.step.dtype))
@@ -542,14 +544,14 @@ class PrivateTraining:
             "steps_begun": self.steps_begun,
             "processes": self._run.processes or [ledger.this_process(1, self._num_devices)],
         }
-        facts = statement.facts_of_own_loop(
+        fields = statement.fields_of_own_loop(
             self.plan,
             record,
             is_proved=getattr(self._clip, "is_proved", False),
             data=data,
             exported_by=f"bam {versions['bam']}, commit {commit}",
         )
-        files.write_text(Path(path), statement.text_of(facts))
+        files.write_text(Path(path), statement.text_of(fields))
 
     def __reduce__(self) -> NoReturn:
         """Refuses copies and pickles."""
@@ -559,7 +561,7 @@ class PrivateTraining:
 def _private_gradient(
     oracle: Oracle,
     clip: optax.GradientTransformation,
-    by: NoisedMean,
+    noised_mean: NoisedMean,
     batch: DrawnBatch,
     state: PrivateState,
     params: Params,
@@ -597,7 +599,7 @@ def _private_gradient(
         _part(pytree.matching(trainable), at),
         rows,
         state.privatize,
-        by,
+        noised_mean,
         mask=mask,
         microbatch_size=microbatch_size,
         mesh=mesh,
@@ -606,8 +608,8 @@ def _private_gradient(
     right = _is_next(batch, state)
     gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
     gradient = tracing.never_mapped(gradient)
-    whole = _merged(gradient, optax.tree.zeros_like(params))
-    return whole, PrivateState(after, gradient, state.run)
+    update = _merged(gradient, optax.tree.zeros_like(params))
+    return update, PrivateState(after, gradient, state.run)
 
 
 def _resolved(folder: str | Path) -> Path:
@@ -619,24 +621,26 @@ def _planned(
     population: Population,
     epsilon: float,
     mechanism: JsonMapping,
-    **facts: Any,
+    **options: Any,
 ) -> PrivacyPlan:
     """The plan recorded in the folder, if it has these arguments; without one, a new plan."""
     if folder and (recorded := recorded_plan(folder, epsilon)):
-        facts |= {"population": population, "mechanism_config": mechanism}
+        options |= {"population": population, "mechanism_config": mechanism}
         # σ and ε stay as recorded: another version of the accountant may compute others.
-        asked = dataclasses.replace(recorded, **facts)
-        check_same(folder / PLAN, recorded.to_json(), asked.to_json())
+        expected = dataclasses.replace(recorded, **options)
+        check_same(folder / PLAN, recorded.to_json(), expected.to_json())
         return recorded
-    return make_plan(num_examples=population, target_epsilon=epsilon, mechanism=mechanism, **facts)
+    return make_plan(
+        num_examples=population, target_epsilon=epsilon, mechanism=mechanism, **options
+    )
 
 
 def _is_next(batch: DrawnBatch, state: PrivateState) -> bool | Bool[Array, ""]:
-    facts: tuple[Any, ...] = (batch.step, batch.run, batch.mask)
-    facts += (state.privatize.noise.step, state.run)
-    if not any(isinstance(x, jax.core.Tracer) for x in facts):
-        facts = tuple(map(np.asarray, facts))  # NumPy is faster for a few small operations
-    number, words, mask, steps_taken, run = facts
+    values: tuple[Any, ...] = (batch.step, batch.run, batch.mask)
+    values += (state.privatize.noise.step, state.run)
+    if not any(isinstance(x, jax.core.Tracer) for x in values):
+        values = tuple(map(np.asarray, values))  # NumPy is faster for a few small operations
+    number, words, mask, steps_taken, run = values
     right = (number == steps_taken + 1) & (words == _words_of(run, number, mask)).all()
     return bool(right) if isinstance(right, np.bool_) else right
 
@@ -668,10 +672,10 @@ def _part(chosen: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x, keep: x if keep else None, tree, chosen(tree))
 
 
-def _merged(trained: PyTree, others: PyTree) -> PyTree:
-    """The leaves of `trained`, and those of `others` where it has None."""
+def _merged(trained: PyTree, frozen: PyTree) -> PyTree:
+    """The leaves of `trained`, and those of `frozen` where it has None."""
     return jax.tree.map(
-        lambda x, other: other if x is None else x, trained, others, is_leaf=lambda x: x is None
+        lambda x, other: other if x is None else x, trained, frozen, is_leaf=lambda x: x is None
     )
 
 
@@ -707,19 +711,19 @@ def in_words(value: Any, above: tuple[int, ...] = ()) -> str:
         return value.__name__
     plain = (bool, int, float, str, tuple, np.ndarray, np.generic, jax.Array)
     function = inspect.unwrap(value) if callable(value) else value
-    kept = {}
+    values = {}
     if isinstance(function, types.FunctionType):
         parameters = inspect.signature(function).parameters.values()
-        kept = {x.name: x.default for x in parameters if x.default is not x.empty}
+        values = {x.name: x.default for x in parameters if x.default is not x.empty}
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
             with contextlib.suppress(ValueError):  # an empty cell
-                kept[name] = cell.cell_contents
+                values[name] = cell.cell_contents
     elif isinstance(function, types.MethodType):
-        kept = {"self": function.__self__}
+        values = {"self": function.__self__}
     elif isinstance(vars(type(function)).get("__dict__"), types.GetSetDescriptorType):
-        kept = {k: x for k, x in sorted(vars(function).items()) if isinstance(x, plain)}
-    named: Any = function if hasattr(function, "__qualname__") else type(function)
-    words = ", ".join(f"{key}={describe(x)}" for key, x in kept.items())
-    return f"{named.__module__}.{named.__qualname__}({words})"
+        values = {k: x for k, x in sorted(vars(function).items()) if isinstance(x, plain)}
+    definition: Any = function if hasattr(function, "__qualname__") else type(function)
+    words = ", ".join(f"{key}={describe(x)}" for key, x in values.items())
+    return f"{definition.__module__}.{definition.__qualname__}({words})"

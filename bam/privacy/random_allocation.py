@@ -131,5 +131,7 @@ def cached_epsilon(sigma: float, batches: int, epochs: int, delta: float) -> flo
     params = allocation.PrivacyParams(
         sigma=sigma, num_steps=batches, num_epochs=epochs, delta=delta
     )
-    how = allocation.AllocationSchemeConfig(loss_discretization=spacing, tail_truncation=truncation)
-    return float(allocation.gaussian_allocation_epsilon_configurable(params=params, config=how))
+    scheme = allocation.AllocationSchemeConfig(
+        loss_discretization=spacing, tail_truncation=truncation
+    )
+    return float(allocation.gaussian_allocation_epsilon_configurable(params=params, config=scheme))

@@ -25,5 +25,5 @@ def _formatted(value: float, form: str, rounding: str) -> str:
     with decimal.localcontext() as context:
         context.rounding = rounding
         exact = decimal.Decimal(repr(float(value)))  # the shortest text that is this number
-        shown = format(exact, form)
-    return format(float(shown), form)
+        text = format(exact, form)
+    return format(float(text), form)

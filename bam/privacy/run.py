@@ -30,7 +30,7 @@ from jaxtyping import PyTree, UInt32
 
 from bam import files
 from bam.core import processes, scalars, seeds
-from bam.core.noise import CorrelatedNoiseState, GaussianNoiseState, renewed
+from bam.core.noise import CorrelatedNoiseState, GaussianNoiseState, with_new_key
 from bam.core.sampling import PaddedBatch
 from bam.errors import InputError
 from bam.files import JsonObject
@@ -211,12 +211,12 @@ class PrivateRun:
             begins = self._check_new(folder, must_begin)
             counts = folder / "steps_begun" if self._secret and self.plan.private else None
             saved = None if begins else self._saved(folder, record)
-            facts = saved or {"step": 0, "steps_begun": 0, "processes": [], "digests": {}}
+            header = saved or {"step": 0, "steps_begun": 0, "processes": [], "digests": {}}
             if begins:
                 ledger.check_no_processes(folder)
                 if counts and processes.writes():
                     ledger.create(counts)  # before plan.json: a run without its ledger is refused
-            joined = ledger.read_processes(folder, facts["processes"])
+            joined = ledger.read_processes(folder, header["processes"])
             num_devices = self._num_devices
 
             # A function of local variables, not of `self`: the run must be dropped to free its
@@ -226,16 +226,16 @@ class PrivateRun:
                 ledger.add_process(folder, process)
                 joined.append(process)
 
-            at_least = max(at_least, facts["steps_begun"])
-            counted = ledger.Ledger(counts, self.plan, facts["step"], at_least, join)
+            at_least = max(at_least, header["steps_begun"])
+            counted = ledger.Ledger(counts, self.plan, header["step"], at_least, join)
             opened.callback(counted.close)
             if counted.begun and not begins and not joined:
                 raise InputError(
                     f"what took steps 1 to {counted.begun} is not known: {folder} has no "
                     f"{ledger.PROCESSES}, as of an earlier version; choose another folder"
                 )
-            is_left = facts["step"] < counted.last_step(facts["step"])
-            self._digests = self._checked_digests(folder, facts, is_left, digests)
+            is_left = header["step"] < counted.last_step(header["step"])
+            self._digests = self._checked_digests(folder, header, is_left, digests)
             if is_left and not begins:  # a run that has taken its last step draws nothing anew
                 counted.end_period(self.plan.mechanism.period)
             for _ in range(self.step):  # steps that were taken before the run had a folder
@@ -245,7 +245,7 @@ class PrivateRun:
             if saved:
                 self.is_resumed, self.more = True, saved["more"]
             if not begins:
-                self.step = facts["step"]
+                self.step = header["step"]
                 self._before = self.step if self._secret else 0
                 self.lost = counted.begun - self.step
             self._record, self.folder, self._ledger = record, folder, counted
@@ -262,26 +262,26 @@ class PrivateRun:
         return begins
 
     def _saved(self, folder: Path, record: JsonObject) -> JsonObject | None:
-        """The facts of the newest checkpoint; InputError if it or the folder is another run's."""
+        """The header of the newest checkpoint; InputError if it or the folder is another run's."""
         check_same(folder / PLAN, files.read_json(folder / PLAN), record)
         path = checkpoint.newest(folder / CHECKPOINTS)
         if path is None:
             return None
-        facts = checkpoint.read_facts(path)
-        check_same(path, facts["record"], record)
+        header = checkpoint.read_header(path)
+        check_same(path, header["record"], record)
         # A renamed checkpoint could hide newer ones, and steps would be repeated.
-        if path.stem != str(facts["step"]):
-            raise InputError(f"{path} is renamed: it is of step {facts['step']}")
-        return facts
+        if path.stem != str(header["step"]):
+            raise InputError(f"{path} is renamed: it is of step {header['step']}")
+        return header
 
     def _checked_digests(
-        self, folder: Path, facts: JsonObject, is_left: bool, digests: Digests | None
+        self, folder: Path, header: JsonObject, is_left: bool, digests: Digests | None
     ) -> JsonObject:
         """Digests of the run's data and settings; InputError if they changed and steps are left."""
         if digests is None:
             return {}
         ours = digests(self._data_key(folder))
-        for name, digest in facts["digests"].items():
+        for name, digest in header["digests"].items():
             if is_left and ours.get(name) != digest:
                 raise InputError(
                     f"{folder} is of a run with other {name}, or its data_key is gone; choose "
@@ -329,7 +329,7 @@ class PrivateRun:
         checkpoint.check(tree, self._noise_key())
         # The tree may be older than the last drawn step, for example if that step failed.
         steps = [int(x.step) for x in jax.tree.leaves(tree, is_leaf=_is_noise) if _is_noise(x)]
-        facts: JsonObject = {
+        header: JsonObject = {
             "record": self._record,
             "digests": self._digests,
             "processes": self.processes,
@@ -338,7 +338,7 @@ class PrivateRun:
             "more": self.more,
         }
         files.make_folder(self.folder / CHECKPOINTS, mode=0o700)
-        checkpoint.write(self.folder / CHECKPOINTS, facts, tree)
+        checkpoint.write(self.folder / CHECKPOINTS, header, tree)
 
     def restore(self, like: PyTree) -> PyTree:
         """The last saved pytree, with the structure of `like`; `like` itself if nothing was saved.
@@ -351,7 +351,7 @@ class PrivateRun:
         if not self._secret:
             return tree
         return _map_noise(
-            lambda x: renewed(x, processes.put(self.key("noise").copy(), x.key.sharding)), tree
+            lambda x: with_new_key(x, processes.put(self.key("noise").copy(), x.key.sharding)), tree
         )
 
     def _noise_key(self) -> bytes:
@@ -363,7 +363,7 @@ class PrivateRun:
             return tree
         # With a key of zeros a sum would be NaN, so a checkpoint alone cannot continue.
         blank = np.zeros(8, np.uint32)
-        return _map_noise(lambda x: renewed(x, processes.put(blank, x.key.sharding)), tree)
+        return _map_noise(lambda x: with_new_key(x, processes.put(blank, x.key.sharding)), tree)
 
     def finish(self) -> None:
         """Removes `data_key`, so that nothing in the folder confirms a guess at the data."""

@@ -98,8 +98,8 @@ class Selection:
         less than 1e-12 in total variation.
         """
         gamma, shape = self.gamma, self.trials_shape
-        whole = math.log(1 / gamma) if shape == 0 else math.expm1(-shape * math.log(gamma)) / shape
-        k, probability = 1, (1 - gamma) / whole
+        total = math.log(1 / gamma) if shape == 0 else math.expm1(-shape * math.log(gamma)) / shape
+        k, probability = 1, (1 - gamma) / total
         left = int(uniform * UNIT)
         # Far in the tail, the rest is only the rounding of the probabilities.
         while left >= (share := int(probability * UNIT)) and (

@@ -1,9 +1,9 @@
 """`PRIVACY.md`: the guarantee of a released model, in words and in numbers that can be recomputed.
 
-The words are in `PRIVACY.md.template`, beside this file. The facts of a training choose among them:
-call `facts_of_run` or `facts_of_own_loop`, then `text_of`. `string.Template` fills them in, because
-a user's own loop writes the same statement without any extra, and so without Jinja. Numbers are
-rounded to the side that claims less: ε, δ and q up, noise down.
+The words are in `PRIVACY.md.template`, beside this file. The fields of a training choose among
+them: call `fields_of_run` or `fields_of_own_loop`, then `text_of`. `string.Template` fills them in,
+because a user's own loop writes the same statement without any extra, and so without Jinja. Numbers
+are rounded to the side that claims less: ε, δ and q up, noise down.
 """
 
 import math
@@ -31,11 +31,11 @@ class Text(NamedTuple):
     """A text of the template.
 
     Attributes:
-      fact: the name of the fact that it depends on; None if it depends on none.
-      choices: value of the fact -> words.
+      field: the name of the field that it depends on; None if it depends on none.
+      choices: value of the field -> words.
     """
 
-    fact: str | None
+    field: str | None
     choices: dict[str | None, str]
 
 
@@ -44,8 +44,8 @@ def texts_of(template: str) -> dict[str, Text]:
     head = r"^## \[(\w+)(?: if (\w+) = (.+))?\]$"
     _, *parts = re.split(head, template, flags=re.MULTILINE)
     texts: dict[str, Text] = {}
-    for name, fact, value, body in zip(*(parts[i::4] for i in range(4)), strict=True):
-        texts.setdefault(name, Text(fact, {})).choices[value] = body.strip("\n")
+    for name, field, value, body in zip(*(parts[i::4] for i in range(4)), strict=True):
+        texts.setdefault(name, Text(field, {})).choices[value] = body.strip("\n")
     return texts
 
 
@@ -57,25 +57,25 @@ NOT_RECORDED = TEXTS["not_recorded"].choices[None]
 PARTS = tuple(str(key) for key in TEXTS["part"].choices)
 
 
-def render(facts: JsonMapping, name: str) -> str:
-    """A text of the template, filled in; KeyError for a missing fact, or a value without words.
+def render(fields: JsonMapping, name: str) -> str:
+    """A text of the template, filled in; KeyError for a missing field, or a value without words.
 
-    Facts are put in last and are not read again, so a record with a `$` in it stays as it is.
+    Fields are put in last and are not read again, so a record with a `$` in it stays as it is.
     """
-    fact, choices = TEXTS[name]
-    words = choices[None if fact is None else str(facts[fact])]
+    field, choices = TEXTS[name]
+    words = choices[None if field is None else str(fields[field])]
     names = Template(words).get_identifiers()
-    # A name is either another text of the template or a fact.
-    filled = {x: render(facts, x) if x in TEXTS else str(facts[x]) for x in names}
+    # A name is either another text of the template or a field.
+    filled = {x: render(fields, x) if x in TEXTS else str(fields[x]) for x in names}
     for x in names:
         if not filled[x]:  # an empty text on a line of its own leaves no line
             words = re.sub(rf"\n+\${x}$", "", words, flags=re.MULTILINE)
     return Template(words).substitute(filled)
 
 
-def text_of(facts: JsonMapping) -> str:
+def text_of(fields: JsonMapping) -> str:
     """The text of `PRIVACY.md`, in Markdown."""
-    return render(facts, "statement") + "\n"
+    return render(fields, "statement") + "\n"
 
 
 def nominal_notice(epsilon: float) -> str:
@@ -109,7 +109,7 @@ def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | N
     return power
 
 
-def facts_of_run(
+def fields_of_run(
     config: JsonMapping,
     plan: PrivacyPlan,
     summary: JsonMapping,
@@ -119,49 +119,49 @@ def facts_of_run(
     features_words: str = "",
     **words: str,
 ) -> JsonObject:
-    """The facts of a finished run of `bam train`.
+    """The fields of a finished run of `bam train`.
 
     Args:
       config: the settings that may be published.
       plan: of the run.
       summary: the content of `summary.json`.
       diagnosed: whether the records hold figures of training examples.
-      own_parts: as in `training_facts`; None takes them from `config`.
+      own_parts: as in `training_fields`; None takes them from `config`.
       features_words: describe a feature map of bam's, so that its user need not declare it.
-      **words: `data`, `exported_by` and `released` of `training_facts`.
+      **words: `data`, `exported_by` and `released` of `training_fields`.
     """
     parts = parts_of(config) if own_parts is None else own_parts
     names = {key: config[key].get("name", NOT_RECORDED) for key in ("method", "clip")}
     return {
-        **training_facts(plan, summary, own_parts=parts, clip=names["clip"], **words),
+        **training_fields(plan, summary, own_parts=parts, clip=names["clip"], **words),
         **looked_at(config, summary, diagnosed, is_searched(plan), features_words),
         "door": "bam train",
         "method": names["method"],
     }
 
 
-def facts_of_own_loop(
+def fields_of_own_loop(
     plan: PrivacyPlan, record: JsonMapping, *, is_proved: bool, data: str, exported_by: str
 ) -> JsonObject:
-    """The facts of a training in a user's own loop; its clip is one of bam's if `is_proved`."""
+    """The fields of a training in a user's own loop; its clip is one of bam's if `is_proved`."""
     parts = {"oracle": ""} if is_proved else {"oracle": "", "clip": ""}
     words = {"data": data, "exported_by": exported_by, "released": "the weights"}
-    return {**training_facts(plan, record, own_parts=parts, clip="", **words), "door": "own loop"}
+    return {**training_fields(plan, record, own_parts=parts, clip="", **words), "door": "own loop"}
 
 
 def parts_of(config: JsonMapping) -> dict[str, str]:
     """The config's keys in `PARTS` that name a MODULE:FUNCTION, with the name."""
-    named = {}
+    parts = {}
     for key in PARTS:
         section, _, name = key.partition(".")
         options = config.get(section)
         value = options.get(name) if name and isinstance(options, Mapping) else ""
         if isinstance(value, str) and ":" in value:
-            named[key] = value
-    return named
+            parts[key] = value
+    return parts
 
 
-def training_facts(
+def training_fields(
     plan: PrivacyPlan,
     record: JsonMapping,
     *,
@@ -171,7 +171,7 @@ def training_facts(
     exported_by: str,
     released: str = FOLDER,
 ) -> JsonObject:
-    """The facts of any training; their texts have one line each.
+    """The fields of any training; their texts have one line each.
 
     Args:
       plan: of the training.
@@ -189,10 +189,10 @@ def training_facts(
     std = plan.noise_multiplier * record["sensitivity"]
     row = clipping.CLIPS.get(str(clip))  # in a stranger's record it may be a list
     return {
-        **_plan_facts(plan),
+        **_plan_fields(plan),
         "clip_norm": record["clip_norm"],
         "clip_norm_known": record["clip_norm"] is not None,
-        **_check_facts(plan),
+        **_check_fields(plan),
         "data": data,
         "exported_by": exported_by,
         "released": released,
@@ -216,8 +216,8 @@ def training_facts(
     }
 
 
-def _plan_facts(plan: PrivacyPlan) -> JsonObject:
-    """The facts of a plan: its numbers and choices."""
+def _plan_fields(plan: PrivacyPlan) -> JsonObject:
+    """The fields of a plan: its numbers and choices."""
     epsilon, delta, n, mu = plan.epsilon, plan.delta, plan.num_examples, plan.mu
     prob = plan.mechanism.sampling_prob
     powers: list[Callable[[float], float]]
@@ -226,7 +226,7 @@ def _plan_facts(plan: PrivacyPlan) -> JsonObject:
     if composed:
         powers.insert(0, composed)
     rows = [(f"{100 * x:g}", *(rounded(100 * f(x)) for f in powers)) for x in FALSE_ALARMS]
-    facts = {
+    fields = {
         "unit": plan.unit,
         "group_size": plan.group_size,
         "num_examples": n,
@@ -257,14 +257,14 @@ def _plan_facts(plan: PrivacyPlan) -> JsonObject:
         "searched": is_searched(plan),
     }
     if mu is not None:
-        facts |= {"exact_mu": mu, "mu": rounded(mu)}
+        fields |= {"exact_mu": mu, "mu": rounded(mu)}
     if is_searched(plan):
         trials = plan.mechanism_options
-        facts |= {"exact_trials_mean": trials["trials_mean"]}
-        facts |= {"trials_mean": f"{trials['trials_mean']:g}"}
-        facts |= {"trials_shape": trials["trials_shape"]}
-        facts |= {"score_noise": trials["score_noise_multiplier"]}
-    return facts
+        fields |= {"exact_trials_mean": trials["trials_mean"]}
+        fields |= {"trials_mean": f"{trials['trials_mean']:g}"}
+        fields |= {"trials_shape": trials["trials_shape"]}
+        fields |= {"score_noise": trials["score_noise_multiplier"]}
+    return fields
 
 
 def is_searched(plan: PrivacyPlan) -> bool:
@@ -328,24 +328,24 @@ def taken_by(record: JsonMapping) -> str:
     if len(shares) > 1:
         return "\n".join(map(_row_of, shares))
     if process := shares[0].process:
-        return render({"recorded": "the only process"} | _process_facts(process), "process")
+        return render({"recorded": "the only process"} | _process_fields(process), "process")
     # An earlier version recorded only the last process.
     process = {key: record.get(key, NOT_RECORDED) for key in ("device", "commit")}
     process["versions"] = record.get("versions", {})
-    return render({"recorded": "the last process"} | _process_facts(process), "process")
+    return render({"recorded": "the last process"} | _process_fields(process), "process")
 
 
 def _row_of(share: Share) -> str:
     first, last, process = share
-    which = "several" if first < last else "one" if first == last else "none"
-    facts = {"first": first, "last": last, "which": which, "recorded": "nothing"}
+    num_steps = "several" if first < last else "one" if first == last else "none"
+    fields = {"first": first, "last": last, "which": num_steps, "recorded": "nothing"}
     if process:
-        facts |= {"recorded": "one of several"} | _process_facts(process)
-    return render(facts, "process")
+        fields |= {"recorded": "one of several"} | _process_fields(process)
+    return render(fields, "process")
 
 
-def _process_facts(process: JsonMapping) -> JsonObject:
-    """The facts of a process: code, libraries with versions, devices with their number."""
+def _process_fields(process: JsonMapping) -> JsonObject:
+    """The fields of a process: code, libraries with versions, devices with their number."""
     num, hosts = process.get("num_devices", 1), process.get("num_processes", 1)
     return {
         "commit": process["commit"],
@@ -363,13 +363,13 @@ def looked_at(
     searched: bool,
     features_words: str = "",
 ) -> JsonObject:
-    """Facts on uses of the data that ε does not cover, in a run of `bam train`."""
+    """Fields on uses of the data that ε does not cover, in a run of `bam train`."""
     holdout, every = config["dataset"].get("holdout", 0), config["eval"]["every"]
     weights = config.get("loss", {}).get("weights")
     features = config.get("features", {}).get("name", "")
-    named, num_frozen = parts_of(config), summary.get("num_frozen")
+    parts, num_frozen = parts_of(config), summary.get("num_frozen")
     origin = config.get("clip_norm_from")  # None: a text that may not be published
-    facts = {
+    fields = {
         "diagnosed": bool(config["diagnostics"]["every"] or diagnosed),
         "num_held_out": holdout,
         "holdout": ("covered" if searched else "not covered") if holdout else "none",
@@ -387,28 +387,28 @@ def looked_at(
         "features_weights_known": False,
     }
     if origin is None:
-        facts["clip_norm_given"] = "not told"
+        fields["clip_norm_given"] = "not told"
     if searched and holdout:
-        facts["tests"] = "none"
-    if loss := named.get("loss.name"):
-        facts |= {"weighted": "by its own loss", "loss": loss}
+        fields["tests"] = "none"
+    if loss := parts.get("loss.name"):
+        fields |= {"weighted": "by its own loss", "loss": loss}
     if digest := summary.get("init_digest"):
-        facts |= {"init": "in a file", "init_digest": digest}
-    elif network := named.get("model.name"):
-        facts |= {"init": "by its own model", "model": network}
+        fields |= {"init": "in a file", "init_digest": digest}
+    elif network := parts.get("model.name"):
+        fields |= {"init": "by its own model", "model": network}
     if num_frozen:
-        facts |= {"num_frozen": num_frozen, "num_weights": num_frozen + summary["num_params"]}
+        fields |= {"num_frozen": num_frozen, "num_weights": num_frozen + summary["num_params"]}
     if ":" not in features and (digest := summary.get("features_digest")):
-        facts |= {"features_weights_known": True, "features_digest": digest}
-    return facts
+        fields |= {"features_weights_known": True, "features_digest": digest}
+    return fields
 
 
-def _check_facts(plan: PrivacyPlan) -> JsonObject:
-    """Facts for the three lines of Python that compute ε again without bam."""
+def _check_fields(plan: PrivacyPlan) -> JsonObject:
+    """Fields for the three lines of Python that compute ε again without bam."""
     delta, steps, bands = plan.delta - plan.overflow, plan.dp_event, len(plan.mechanism.strategy)
     event = plan.mechanism.event(plan.noise_multiplier, plan.num_steps)
     is_allocated = isinstance(event, random_allocation.AllocatedGaussianDpEvent)
-    facts = {
+    fields = {
         "computed_by": "PLD_accounting" if is_allocated else plan.accountant,
         "overflow": f"{plan.overflow:g}",
         "delta_left": delta,
@@ -420,11 +420,11 @@ def _check_facts(plan: PrivacyPlan) -> JsonObject:
         sigma, batches = plan.noise_multiplier, plan.mechanism.period
         epochs = -(-plan.num_steps // batches)
         spacing, truncation = random_allocation.settings(sigma, batches, epochs, delta)
-        facts |= {"period": batches, "num_epochs": epochs}
-        return facts | {"spacing": spacing, "truncation": truncation}
+        fields |= {"period": batches, "num_epochs": epochs}
+        return fields | {"spacing": spacing, "truncation": truncation}
     if steps is None:
-        return facts | {"event": repr(event.as_dp_accounting())}
-    return facts | {
+        return fields | {"event": repr(event.as_dp_accounting())}
+    return fields | {
         "event": repr(event),
         "event_sigma": steps.noise_multiplier,
         "event_q": steps.sampling_prob,

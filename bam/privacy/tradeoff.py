@@ -100,11 +100,11 @@ def profile_tradeoff(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
     """
     for epsilon, delta in np.stack([epsilons, deltas], axis=1):
         epsilon_delta_tradeoff(epsilon, delta)  # raises for numbers out of range
-    rises, kept = np.exp(np.minimum(epsilons, 700.0)), 1 - np.asarray(deltas, float)
+    rises, heights = np.exp(np.minimum(epsilons, 700.0)), 1 - np.asarray(deltas, float)
 
     def f(alpha: np.ndarray) -> np.ndarray:
         alpha = np.asarray(alpha, float)[..., None]
-        lines = np.maximum(kept - rises * alpha, (kept - alpha) / rises)
+        lines = np.maximum(heights - rises * alpha, (heights - alpha) / rises)
         return np.maximum(0.0, np.max(lines, axis=-1))
 
     return f

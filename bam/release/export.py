@@ -168,7 +168,7 @@ def statement_of(run: Run, exported_by: str, released: str = statement.FOLDER) -
         key: name if _is_plain(name) and key != "dataset.name" else ""
         for key, name in statement.parts_of(run.config).items()
     }
-    facts = statement.facts_of_run(
+    facts = statement.fields_of_run(
         one_line(settings(run)),
         run.plan,
         run.summary,

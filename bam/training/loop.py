@@ -151,7 +151,7 @@ class Feed:
     ) -> Iterator[tuple[datasets.Split, PaddedBatch]]:
         """Yields the examples and the batch `batch_of(step)` of each step, in order."""
         num_rows = len(self._split.labels)
-        only = lambda step: batch_of(step).only(num_rows)  # noqa: E731
+        only = lambda step: batch_of(step).within(num_rows)  # noqa: E731
         if self._all is not None:
             for step in steps:
                 yield self._all, only(step)
@@ -309,7 +309,7 @@ def estimate_seconds(trainer: Trainer) -> float:
     def timed(num_rows: int) -> float:
         nonlocal state
         batch = sampling.pad(np.arange(num_rows), plan.capacity, 0, num_rows)
-        batch = batch.only(len(trainer.dataset.train.labels))
+        batch = batch.within(len(trainer.dataset.train.labels))
         train = feed.of(batch.indices, batch.mask)
         started = time.perf_counter()
         state = jax.block_until_ready(trainer.take_step(state, train, batch))

@@ -59,4 +59,4 @@ def noised(num_correct: int, noise_multiplier: float, key: UInt32[Array, "8"]) -
       key: as `bam.secret_key()` makes it; nothing else uses it.
     """
     unit = unit_of(noise_multiplier)
-    return num_correct * unit + int(gaussian.GaussianNoise(key, 1.0).share(1)[0])
+    return num_correct * unit + int(gaussian.GaussianNoise(key, 1.0).draws_of_device(1)[0])

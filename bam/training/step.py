@@ -18,7 +18,7 @@ from bam import models
 from bam.core import closure, oracles, pytree, sampling
 from bam.core.clipping import BoundedTransformation
 from bam.core.engine import plain_sum
-from bam.core.noise import NoiseState, first_noise
+from bam.core.noise import NoiseState, init_noise
 from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
@@ -272,7 +272,7 @@ def first_state(
             params=params,
             averaged=params,
             opt_state=optimizer.init(params),
-            noise=first_noise(noise_key, clip, params, strategy),
+            noise=init_noise(noise_key, clip, params, strategy),
             clip=clip.init(params),
             private_grad=optax.tree.zeros_like(params),
             augment_key=augment_key,

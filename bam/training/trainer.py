@@ -15,7 +15,7 @@ from bam import models, waits
 from bam.core import oracles, pytree, sampling, strategy
 from bam.core.clipping import BoundedTransformation, finish
 from bam.core.closure import Same, as_closure
-from bam.core.noise import first_noise, fitting_size, next_noise
+from bam.core.noise import advance_noise, fitting_size, init_noise
 from bam.core.privatize import NoisedMean
 from bam.core.pytree import Grads, Params
 from bam.core.tracing import compiled_once
@@ -395,13 +395,14 @@ def _check_clip(name: str, clip: BoundedTransformation, plan: PrivacyPlan, train
         state = clip.init(params)
         return finish(clip, clip.update(params, state, params)[0], state)[0]
 
-    def drawn(params: Params) -> Array | None:
-        correlated = plan.mechanism.strategy
-        state = first_noise(jnp.zeros(8, jnp.uint32), clip, params, correlated)
-        return next_noise(state, plan.noise_multiplier, clip.sensitivity, correlated)[0].drawn
+    def correlated(params: Params) -> Array | None:
+        strategy = plan.mechanism.strategy
+        state = init_noise(jnp.zeros(8, jnp.uint32), clip, params, strategy)
+        noise, _ = advance_noise(state, plan.noise_multiplier, clip.sensitivity, strategy)
+        return noise.correlated
 
     if plan.private:
-        jax.eval_shape(drawn, trained)  # raises if floats cannot hold the noise
+        jax.eval_shape(correlated, trained)  # raises if floats cannot hold the noise
     if not pytree.same_structure(jax.eval_shape(clipped, trained), trained):
         raise InputError(f"clip {name} gives no gradient like the parameters")
 

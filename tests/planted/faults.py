@@ -43,14 +43,14 @@ FAULTS = (
         "transforms", "train"),
     _fault("half_two_thirds",
         "The last half of the entries has two thirds of its noise.",
-        "core/grid", "drawn = drawn[:num_entries]",
-        "drawn = drawn[:num_entries] * jnp.where(\n"
+        "core/grid", "draws = draws[:num_entries]",
+        "draws = draws[:num_entries] * jnp.where(\n"
         "        jnp.arange(num_entries) < num_entries // 2, 3, 2) // 3",
         "transforms", "train", "devices"),
     _fault("half_without_noise",
         "The last half of the entries has no noise.",
-        "core/grid", "drawn = drawn[:num_entries]",
-        "drawn = drawn[:num_entries] * (jnp.arange(num_entries) < num_entries // 2)",
+        "core/grid", "draws = draws[:num_entries]",
+        "draws = draws[:num_entries] * (jnp.arange(num_entries) < num_entries // 2)",
         "transforms", "train", "devices"),
     _fault("noise_again",
         "The next step has the noise of this one: its number does not go on.",
@@ -146,14 +146,14 @@ FAULTS = (
         "position"),
     _fault("mean_of_realised_rows",
         "The noised sum is divided by the number of rows drawn.",
-        "core/privatize", "mean = by.of(noised)\n    private_grad",
+        "core/privatize", "mean = noised_mean.of(noised)\n    private_grad",
         "mean = jax.tree.map(lambda x: x / jnp.maximum(1, jnp.sum(mask)), noised)\n"
         "    private_grad",
         "private_training", "train"),
     # Batches.
     _fault("poisson_five_percent",
         "Examples are drawn with 1.05 q.",
-        "core/sampling", "chosen = drawn < first", "chosen = drawn < 1.05 * first",
+        "core/sampling", "chosen = leading < first", "chosen = leading < 1.05 * first",
         "sampling"),
     _fault("second_row_elsewhere",
         "The second row of a user is drawn with another user.",
@@ -229,13 +229,14 @@ FAULTS = (
     _fault("key_in_checkpoint",
         "A checkpoint keeps the secret key and the past of the noise.",
         "privacy/run",
-        "return _map_noise(lambda x: renewed(x, processes.put(blank, x.key.sharding)), tree)",
+        "return _map_noise(lambda x: with_new_key(x, processes.put(blank, x.key.sharding)), tree)",
         "return tree",
         "resumed_training", "checkpoint", "train"),
     _fault("key_in_checkpoint_unchecked",
         "A checkpoint keeps the secret key of the noise, and none is looked for in it.",
         "privacy/run",
-        "return _map_noise(lambda x: renewed(x, processes.put(blank, x.key.sharding)), tree)\n\n"
+        "return _map_noise(lambda x: with_new_key(x, processes.put(blank, x.key.sharding)), tree)"
+        "\n\n"
         "    def finish",
         "self._noise_key = lambda: b\"\"\n        return tree\n\n    def finish",
         "checkpoint"),
