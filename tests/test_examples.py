@@ -1,5 +1,6 @@
 """The examples run, and give what they promise."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -50,6 +51,7 @@ def test_an_nnx_model_is_trained_to_its_epsilon_on_eight_devices_killed_and_resu
 
 
 SIX = ("import", "show", "train", "report", "export", "predict")
+SCANS = ("archive", "scans", "scans_train", "scans_export", "scans_predict")
 
 
 def test_a_folder_of_ones_own_images_becomes_a_release_in_six_commands(tmp_path):
@@ -57,18 +59,19 @@ def test_a_folder_of_ones_own_images_becomes_a_release_in_six_commands(tmp_path)
     small += "--config.delta=1e-3 --config.expected_batch_size=9"
     done = run_command(
         "examples.own_images.walk", "--images=300", f"--train={small}",
-        f"--out={tmp_path}", f"--only={','.join(SIX)}",
+        f"--out={tmp_path}", f"--only={','.join(SIX)},train_pixels",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "privacy for each single user" in done.stdout and "5 left out" in done.stdout
-    assert {x.stem for x in tmp_path.glob("*.md")} == {*SIX, "statement"}
+    assert {x.stem for x in tmp_path.glob("*.md")} == {*SIX, "train_pixels", "statement"}
+    record = json.loads((tmp_path / "training.json").read_text())  # for the picture
+    assert [row["step"] for row in record["metrics"]] == [record["plan"]["num_steps"]] == [3]
     assert (tmp_path / "sheet.png").stat().st_size > 10_000
 
 
 @pytest.mark.thorough
 def test_an_archive_and_scans_become_data_sets_and_numbers_are_predicted_in_kilograms():
-    rest = [name for name in walk.COMMANDS if name not in SIX]
-    done = run_command("examples.own_images.walk", "--images=300", f"--only={','.join(rest)}")
+    done = run_command("examples.own_images.walk", "--images=300", f"--only={','.join(SCANS)}")
     assert done.returncode == 0, done.stderr
     assert "120 to test, 1 left out, 6 in no row of the table; 3 classes" in done.stdout
     assert "3 left out; labels are numbers" in done.stdout

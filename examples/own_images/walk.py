@@ -3,6 +3,7 @@
 python -m examples.own_images.walk [--out=docs/results/own_images]
 """
 
+import json
 import shlex
 import shutil
 import subprocess
@@ -28,6 +29,8 @@ COMMANDS = {
     "show": "bam data show data --out=sheet.png",
     "train": "bam train --config=folder:dp_sgd --workdir=run --config.dataset.path=data "
     "--config.dataset.groups=user --config.dataset.group_size=3 --config.features.name=prior",
+    "train_pixels": "bam train --config=folder:dp_sgd --workdir=pixels --config.dataset.path=data "
+    "--config.dataset.groups=user --config.dataset.group_size=3 --config.eval.every=5",
     "report": "bam report --workdir=run",
     "export": "bam export --workdir=run --out=release",
     "predict": "bam predict --release=release photographs/0000.png photographs/0005.jpg "
@@ -55,7 +58,7 @@ def main() -> None:
         for name in _ONLY.value or COMMANDS:
             command = COMMANDS[name]
             print(f"$ {command}", flush=True)
-            more = shlex.split(_MORE.value) if name.endswith("train") else []
+            more = shlex.split(_MORE.value) if "train" in name else []
             arguments = [sys.executable, "-m", "bam.cli.main", *shlex.split(command)[1:], *more]
             done = subprocess.run(
                 arguments, cwd=folder, capture_output=True, text=True, check=False
@@ -65,6 +68,11 @@ def main() -> None:
                 raise ValueError(f"{command}: {done.stderr}")
             if _OUT.value:
                 _keep(Path(_OUT.value) / f"{name}.md", done.stdout)
+        if _OUT.value and (folder / "pixels").exists():  # for the picture of a training
+            rows = (folder / "pixels/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            plan = files.read_json(folder / "pixels/plan.json")
+            record = {"plan": plan, "metrics": [json.loads(row) for row in rows]}
+            files.write_json(Path(_OUT.value) / "training.json", record)
         if (file := folder / "release" / "PRIVACY.md").exists():
             statement, _, _ = file.read_text(encoding="utf-8").partition("\n## ")
             print(statement)

@@ -7,7 +7,9 @@ The other pictures in docs/figures/site/ are of studies that ended: they were dr
 """
 
 import json
+import math
 import statistics
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,48 @@ def own_data() -> None:
     log_axis(axis, (500, 1000, 2000, 5000))
 
 
+def training() -> None:
+    """A private training from the data to the statement: the example of docs/own_images.md."""
+    folder = "docs/results/own_images"
+    record = _read(f"{folder}/training.json")
+    plan, rows = record["plan"], record["metrics"]
+    _, ((data, numbers), (curves, statement)) = plt.subplots(2, 2, figsize=(5, 4.9))
+    with Image.open(ROOT / folder / "sheet.png") as sheet:
+        data.imshow(sheet.crop((0, 0, 520, sheet.height)))
+    data.set_title("1  Your images")
+    data.axis("off")
+    table = {
+        "privacy": f"ε = {plan['epsilon']:.3g}, δ = {plan['delta']:g}",
+        "protects": f"each of {plan['num_examples']} users",
+        "batch": f"about {plan['expected_batch_size']} users",
+        "draws": f"Poisson, q = {plan['sampling_prob']:.2f}",
+        "steps": f"T = {plan['num_steps']}",
+        "noise": f"σ = {plan['noise_multiplier']:.2f}",
+    }
+    for row, (name, value) in enumerate(table.items()):
+        numbers.text(0.03, 0.9 - 0.16 * row, name, color=GREY, fontsize=9, va="center")
+        numbers.text(0.34, 0.9 - 0.16 * row, value, fontsize=9, va="center")
+    numbers.set_title("2  The plan")
+    steps = [row["step"] for row in rows]
+    curves.plot(steps, [100 * row["test_accuracy"] for row in rows], color=BLUE)
+    curves.text(0, 105, "test accuracy, %", color=BLUE)
+    curves.set(ylim=(0, 119), xlabel="step", title="3  Training")
+    spent = curves.twinx()
+    spent.plot([0, *steps], [0, *(row["epsilon"] for row in rows)], color=RED)
+    spent.text(steps[-1], 1.2, "ε so far", color=RED, ha="right")
+    spent.set(ylim=(0, 1.19 * plan["epsilon"]), yticks=range(1 + math.ceil(plan["epsilon"])))
+    spent.grid(visible=False)
+    text = (ROOT / folder / "statement.md").read_text(encoding="utf-8")
+    words = text.partition("# Privacy of this model")[2].partition(". Nothing")[0].split()
+    lines = textwrap.fill(" ".join(words) + " …", 27)
+    statement.text(0.03, 0.96, lines, va="top", fontsize=9, linespacing=1.4)
+    statement.set_title("4  PRIVACY.md")
+    for axis in (numbers, statement):
+        axis.set(xticks=[], yticks=[], xlim=(0, 1), ylim=(0, 1))
+        axis.grid(visible=False)
+        axis.spines[["top", "right"]].set_visible(True)
+
+
 def _line(axis: Any, points: Mapping[float, Any], color: str, **look: Any) -> None:
     """Draws x -> accuracy in % with its 95 % interval, which ends at 100 as accuracies do."""
     means = [x["mean"] for x in points.values()]
@@ -145,7 +189,7 @@ def draw(folder: Path) -> list[Path]:
     """Draws them into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for picture in (speed, time, own_data):
+    for picture in (training, speed, time, own_data):
         path = folder / f"{picture.__name__}.png"
         with plt.rc_context(STYLE):
             picture()

@@ -12,7 +12,12 @@ from scripts.paper import plots
 
 def test_pictures_are_legible_on_a_phone_and_small(tmp_path):
     paths = plots.draw(tmp_path)
-    assert [path.name for path in paths] == ["speed.png", "time.png", "own_data.png"]
+    assert [path.name for path in paths] == [
+        "training.png",
+        "speed.png",
+        "time.png",
+        "own_data.png",
+    ]
     for path in paths:
         with Image.open(path) as image:
             assert image.width == 720 and image.height < 2 * image.width
