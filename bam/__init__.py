@@ -11,7 +11,7 @@ import importlib
 
 from bam import core  # noqa: F401 (its guard of XLA's compiler, before JAX computes; it is light)
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Module -> what `bam` has of it, imported when it is asked for: `bam --help` needs no JAX.
 _EXPORTED = {
