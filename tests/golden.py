@@ -1,8 +1,9 @@
-"""Statements of six trainings, from records alone: what `tests/golden` has word for word.
+"""Texts that `tests/golden` has word for word: statements of six trainings, and all messages.
 
 python -m tests.golden
 
-writes them again. Whoever changes a word of PRIVACY.md reads here what the change does to it.
+writes them again. Whoever changes a word of PRIVACY.md, or a message, reads there what the change
+does to it. The statements are made from records alone.
 """
 
 import tempfile
@@ -15,6 +16,7 @@ from bam.privacy import ledger, private_training, statement
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.training import config as base
 from bam.training import parts
+from tests import messages
 
 FOLDER = Path(__file__).with_name("golden")
 VERSIONS = {"python": "3.11.7", "bam": "0.2.0", "jax": "0.8.0", "dp-accounting": "0.6.0"}
@@ -169,3 +171,4 @@ if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for each in PLANS:
         files.write_text(FOLDER / f"{each}.md", of(each))
+    files.write_text(FOLDER / "messages.md", messages.table(messages.gathered()))

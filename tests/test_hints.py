@@ -11,8 +11,9 @@ from bam.training import parts
 from bam.training.keys import BY_NAME
 
 FLAG = re.compile(r"(?<![\w-])--([a-z][\w.-]*)(?:=([\w-]+))?")
-# In backquotes, or a line of its own with a flag, which a backslash at its end continues.
-LINE = re.compile(r"(^|`)bam (\w+)((?:\\\n|[^`\n])*)", re.MULTILINE)
+# In backquotes, or with a flag in a line of its own, which a backslash at its end continues, or
+# after a colon, comma or semicolon.
+LINE = re.compile(r"(^|`|[:;,] )bam (\w+)((?:\\\n|[^`\n])*)", re.MULTILINE)
 GENERAL = {DEBUG.name, *HELP}
 ALIASES = {"seeds"}
 OTHER_PROGRAMS = {
@@ -51,7 +52,7 @@ def options_of(section):
 
 def missing(text):
     """What a text names that there is not."""
-    lines = [x for x in LINE.finditer(text) if x[1] or re.match(r"[^;:,.]* --", x[3])]
+    lines = [x for x in LINE.finditer(text) if x[1] == "`" or re.match(r"[^;:,.]* --", x[3])]
     lines = [x for x in lines if x[2] != "COMMAND"]
     wrong = [f"bam {x[2]}" for x in lines if x[2] not in COMMANDS]
     for line in lines:
@@ -85,6 +86,7 @@ def test_flags_keys_and_commands_that_a_text_names_exist(path):
         ("'add --config.loss.name=bynary'", ["--config.loss.name=bynary"]),
         ("'see `bam tran`'", ["bam tran"]),
         ("'see `bam report --plan=x`'", ["bam report --plan"]),
+        ("'it is chosen: bam report --plan=x'", ["bam report --plan"]),
         ("'bam report --workdir=x \\\\\\n  --plan=y'", ["bam report --plan"]),
         ("'bam COMMAND --help and `bam audit --config.KEY=VALUE --one_run`'", []),
         ("'bam computes ε; add --config.model.symmetries=2 or --config.epsilon.'", []),
