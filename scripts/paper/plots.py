@@ -48,13 +48,13 @@ def speed() -> None:
         f"Opacus {versions['opacus']}, ghost": "opacus_ghost", "BAM": "", "  bam": "ours_bam_sam",
     }  # fmt: skip
     _, axes = plt.subplots(1, 2, figsize=(5, 4.1), sharey=True, sharex=True)
-    for axis, measured in zip(axes, data, strict=True):
+    for axis, timings in zip(axes, data, strict=True):
         for y, key in enumerate(bars.values()):
-            value = statistics.median(measured["observations"].get(key, [0]))
+            value = statistics.median(timings["observations"].get(key, [0]))
             axis.barh(y, value, color=BLUE if key.startswith("ours") else GREY)
             text = f"{value:.0f}" if value else "not run" if key else ""
             axis.text(value + 2, y, text, va="center")
-        axis.set(title=f"batch of {measured['batch']}", xlabel="ms per example", xlim=(0, 115))
+        axis.set(title=f"batch of {timings['batch']}", xlabel="ms per example", xlim=(0, 115))
     _name_rows(axes[0], bars)
 
 
@@ -82,14 +82,14 @@ def _long_runs() -> dict[str, tuple[float, Any]]:
     points: dict[str, tuple[float, Any]] = {}
     base: list[float] = []
     for folder, method in (("", "dp_sgd"), ("", "bam_sam"), ("/double", "dp_sgd")):
-        kept = _read(f"docs/results/cifar10_medium{folder}/table1.json")
-        [row] = (x for x in kept["rows"] if x["method"] == method)
+        record = _read(f"docs/results/cifar10_medium{folder}/table1.json")
+        [row] = (x for x in record["rows"] if x["method"] == method)
         key = f"cifar10_medium/epsilon2/{method}"
-        seconds = [kept["runs"][f"{key}/seed{x}"]["seconds"] for x in row["seeds"]]
+        seconds = [record["runs"][f"{key}/seed{x}"]["seconds"] for x in row["seeds"]]
         base = base or seconds
         slowdown = statistics.median(x / y for x, y in zip(seconds, base, strict=False))
         name = "DP-SGD" if method == "dp_sgd" else "BAM"
-        batch = kept["configs"][key]["expected_batch_size"]
+        batch = record["configs"][key]["expected_batch_size"]
         points[f"{name}\nbatch {batch:,}"] = slowdown, row["accuracy"]
     return points
 
