@@ -57,7 +57,7 @@ class Panel(NamedTuple):
     title: str
     x_label: str
     lines: Sequence[Line]
-    log_x: bool = False  # marked at the lines' positions
+    log_x: bool = False  # marked at the lines' positions, or at every second if they are many
     percent: bool = False  # values are shares, shown in %
 
 
@@ -87,14 +87,17 @@ def styles(methods: Sequence[JsonMapping]) -> dict[str, JsonObject]:
 
 
 def panels(
-    charts: Sequence[Panel], path: Path, title: str, num_columns: int = 3, share_y: bool = False
+    charts: Sequence[Panel], path: Path, title: str, num_columns: int = 2, share_y: bool = False
 ) -> None:
-    """Draws charts side by side under one legend; `share_y` for quantities to compare across."""
+    """Draws charts side by side under one legend; `share_y` for quantities to compare across.
+
+    In two columns the text is as large as that of the page that shows the picture.
+    """
     num_rows = -(-len(charts) // num_columns)
     figure, axes = plt.subplots(
         num_rows,
         min(num_columns, len(charts)),
-        figsize=(4.2 * min(num_columns, len(charts)), 3.5 * num_rows + 0.7),
+        figsize=(3.1 * min(num_columns, len(charts)), 2.6 * num_rows + 0.9),
         layout="constrained",
         squeeze=False,
         sharey=share_y,
@@ -112,15 +115,16 @@ def panels(
         if any(min(line.mean) < 0 for line in chart.lines):
             axis.axhline(0, color="#777777", linewidth=0.8, zorder=0)
         if chart.log_x:
-            log_axis(axis, {x for line in chart.lines for x in line.x})
+            marks = sorted({x for line in chart.lines for x in line.x})
+            log_axis(axis, marks[:: 2 if len(marks) > 5 else 1])
         if chart.percent:
             axis.yaxis.set_major_formatter(PercentFormatter(xmax=1))
         axis.set_xlabel(chart.x_label)
-        axis.set_title(chart.title, fontsize=11)
+        axis.set_title(chart.title, fontsize=10)
     for axis in list(axes.flat)[len(charts) :]:
         axis.set_axis_off()
     legend_below(figure, handles)
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(title, fontsize=11)
     save(figure, path)
 
 

@@ -81,7 +81,7 @@ def main() -> None:
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Draws step time and compile time against depth, one line per method."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 4.2), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(6.2, 4), layout="constrained")
     for method in dict.fromkeys(row["method"] for row in rows):
         chosen = [row for row in rows if row["method"] == method]
         depths = [row["depth"] for row in chosen]
@@ -93,14 +93,14 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         plot.error_bars(left, depths, median.tolist(), bars, METHODS[method].label, look)
         compiling = [row["compile_seconds"] for row in chosen]
         right.plot(depths, compiling, linewidth=1.8, marker="o", **look)
-    left.set_title("step, ms (median and quartiles)", fontsize=11)
-    right.set_title("compilation, s", fontsize=11)
+    left.set_title("step, ms (median and quartiles)", fontsize=10)
+    right.set_title("compilation, s", fontsize=10)
     for axis in (left, right):
         axis.set_xlabel("layers")
         axis.set_ylim(bottom=0)
     handles, labels = left.get_legend_handles_labels()
     plot.legend_below(figure, dict(zip(labels, handles, strict=True)))
-    figure.suptitle(f"Time against depth, {devices.name()}", fontsize=12)
+    figure.suptitle(f"Time against depth, {devices.name()}", fontsize=11)
     plot.save(figure, path)
 
 

@@ -118,15 +118,15 @@ class Picture:
                 self.rows.append(row | {f"seed {seed}": value for seed, value in enumerate(each)})
         self.panels.append(plot.Panel(heading, x_name, lines, log_x=x_name == "batch size"))
 
-    def write(self, path: Path, title: str, num_columns: int, share_y: bool = False) -> None:
+    def write(self, path: Path, title: str, share_y: bool = False) -> None:
         """Writes the picture as PNG, and the numbers as CSV."""
         config = next(iter(self.series[0].configs.values()))
         title = (
-            f"{title}\n{config.dataset.name}, {config.model.name} of width {config.model.width}, "
+            f"{title}\n{config.dataset.name}, {config.model.name} of width {config.model.width}\n"
             f"batch {config.expected_batch_size}, ε = {config.epsilon:g}, "
             f"{flags.FLAGS.num_seeds} seeds (± SD)"
         )
-        plot.panels(self.panels, path.with_suffix(".png"), title, num_columns, share_y)
+        plot.panels(self.panels, path.with_suffix(".png"), title, share_y=share_y)
         tables.write_csv(path.with_suffix(".csv"), self.rows)
 
 
@@ -136,16 +136,16 @@ def bias_over_training(series: Sequence[Series], path: Path) -> None:
     for quantity, heading in BIAS.items():
         points = {s.label: plot.over_seeds(s.rows, f"not_private/{quantity}") for s in series}
         picture.panel(quantity, heading, "step", points)
-    picture.write(path, "Clipping bias over training", num_columns=2)
+    picture.write(path, "Clipping bias over training")
 
 
 def ascent_over_training(series: Sequence[Series], path: Path) -> None:
     """Figure 4: cosine of the ascent directions with the batch gradient."""
     picture = Picture(series)
     for quantity, heading, method in (
-        ("cosine_previous", "DP-SAT: cos(previous private gradient, ĝ)", "dp_sat"),
-        ("cosine_examples", "BAM: mean of cos(g_i, ĝ)", "bam"),
-        ("cosine_others", "the same, g_i's own share of ĝ taken out", "bam"),
+        ("cosine_previous", "DP-SAT:\ncos(previous private gradient, ĝ)", "dp_sat"),
+        ("cosine_examples", "BAM:\nmean of cos(g_i, ĝ)", "bam"),
+        ("cosine_others", "BAM: the same,\nwithout g_i's own share of ĝ", "bam"),
     ):
         points = {}
         for s in series:
@@ -153,7 +153,7 @@ def ascent_over_training(series: Sequence[Series], path: Path) -> None:
                 rows = [[r for r in rows if r["step"] or method == "bam"] for rows in s.rows]
                 points[s.label] = plot.over_seeds(rows, f"not_private/{quantity}")
         picture.panel(quantity, heading, "step", points)
-    picture.write(path, "Ascent direction against the batch gradient", 3, share_y=True)
+    picture.write(path, "Ascent direction against the batch gradient", share_y=True)
 
 
 def bias_by_batch_size(series: Sequence[Series], path: Path, quantities: Sequence[str]) -> None:
@@ -169,7 +169,7 @@ def bias_by_batch_size(series: Sequence[Series], path: Path, quantities: Sequenc
             heading = f"{BIAS[quantity]}\n{when}"
             picture.panel(f"{quantity} {stage}", heading, "batch size", points)
     what = "Direction kept" if quantities == ["cosine"] else "Clipping bias"
-    picture.write(path, f"{what} against the batch size", max(2, len(quantities)))
+    picture.write(path, f"{what} against the batch size")
 
 
 def _by_batch_size(series: Series) -> list[JsonObject]:

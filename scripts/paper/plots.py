@@ -1,23 +1,30 @@
-"""Draws pictures of the site from files that are kept in benchmarks/ and docs/results/.
+"""Draws pictures from the numbers that are kept in benchmarks/, docs/results/ and docs/figures/.
 
 python -m scripts.paper.plots
 
-The other pictures in docs/figures/site/ are of studies that ended: they were drawn at the tags
-`archive-0.2.0` and `archive-0.3`.
+It draws three pictures of docs/figures/site/; the others there are of studies that ended, and were
+drawn at the tags `archive-0.2.0` and `archive-0.3`. It also draws again the pictures of clipping
+bias, beside their CSV files. `scripts.paper.figures` made those of figures 2 and 4 to 6; earlier
+versions made `lambda`, `scattering/batches` and `bias_accuracy`.
 """
 
+import csv
 import json
 import math
 import statistics
 import textwrap
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from PIL import Image
 
 from bam.cli import console
+from bam.sweep import plot
 from bam.sweep.plot import log_axis, plt
+from bam.training import methods
 
 ROOT = Path(__file__).parents[2]
 BLACK, BLUE, RED = "#000000", "#0072B2", "#D55E00"
@@ -43,13 +50,13 @@ def speed() -> None:
         f"Opacus {versions['opacus']}, ghost": "opacus_ghost", "BAM": "", "  bam": "ours_bam_sam",
     }  # fmt: skip
     _, axes = plt.subplots(1, 2, figsize=(5, 4.1), sharey=True, sharex=True)
-    for axis, measured in zip(axes, data, strict=True):
+    for axis, timings in zip(axes, data, strict=True):
         for y, key in enumerate(bars.values()):
-            value = statistics.median(measured["observations"].get(key, [0]))
+            value = statistics.median(timings["observations"].get(key, [0]))
             axis.barh(y, value, color=BLUE if key.startswith("ours") else GREY)
             text = f"{value:.0f}" if value else "not run" if key else ""
             axis.text(value + 2, y, text, va="center")
-        axis.set(title=f"batch of {measured['batch']}", xlabel="ms per example", xlim=(0, 115))
+        axis.set(title=f"batch of {timings['batch']}", xlabel="ms per example", xlim=(0, 115))
     _name_rows(axes[0], bars)
 
 
@@ -77,14 +84,14 @@ def _long_runs() -> dict[str, tuple[float, Any]]:
     points: dict[str, tuple[float, Any]] = {}
     base: list[float] = []
     for folder, method in (("", "dp_sgd"), ("", "bam_sam"), ("/double", "dp_sgd")):
-        kept = _read(f"docs/results/cifar10_medium{folder}/table1.json")
-        [row] = (x for x in kept["rows"] if x["method"] == method)
+        record = _read(f"docs/results/cifar10_medium{folder}/table1.json")
+        [row] = (x for x in record["rows"] if x["method"] == method)
         key = f"cifar10_medium/epsilon2/{method}"
-        seconds = [kept["runs"][f"{key}/seed{x}"]["seconds"] for x in row["seeds"]]
+        seconds = [record["runs"][f"{key}/seed{x}"]["seconds"] for x in row["seeds"]]
         base = base or seconds
         slowdown = statistics.median(x / y for x, y in zip(seconds, base, strict=False))
         name = "DP-SGD" if method == "dp_sgd" else "BAM"
-        batch = kept["configs"][key]["expected_batch_size"]
+        batch = record["configs"][key]["expected_batch_size"]
         points[f"{name}\nbatch {batch:,}"] = slowdown, row["accuracy"]
     return points
 
@@ -170,6 +177,11 @@ def _line(axis: Any, points: Mapping[float, Any], color: str, **look: Any) -> No
     axis.errorbar([*points], means, (halves, above), fmt="o-", color=color, **look)
 
 
+def _table(name: str) -> list[dict[str, str]]:
+    with (ROOT / name).open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def _read(name: str) -> Any:
     return json.loads((ROOT / name).read_text(encoding="utf-8"))
 
@@ -185,8 +197,153 @@ def _name_rows(axis: Any, rows: Mapping[str, Any]) -> None:
         label.set_fontweight("normal" if value else "bold")
 
 
+# The panels of a picture: a quantity of its CSV file -> the heading.
+BIAS = {
+    "bias_norm": "clipping bias ‖ĝ_clip − ĝ‖",
+    "gradient_norm": "gradient ‖ĝ‖",
+    "relative_bias": "relative bias ‖ĝ_clip − ĝ‖ / ‖ĝ‖",
+    "cosine": "direction kept, cos(ĝ_clip, ĝ)",
+}
+ASCENT = {
+    "cosine_previous": "DP-SAT:\ncos(previous private gradient, ĝ)",
+    "cosine_examples": "BAM:\nmean of cos(g_i, ĝ)",
+    "cosine_others": "BAM: the same,\nwithout g_i's own share of ĝ",
+}
+STAGES = {"start": "before the first step", "end": "after the last step"}
+BY_STAGE = {f"{x} {y}": f"{text}\n{STAGES[y]}" for y in STAGES for x, text in BIAS.items()}
+DIRECTION = {name: text for name, text in BY_STAGE.items() if name.startswith("cosine")}
+SMALL = "ResNet-9 of width 8, CIFAR-10\ntrained in batches of 512, ε = 2"
+WIDE = "ResNet-9 of width 16, CIFAR-10\ntrained in batches of 2048, ε = 2"
+LINEAR = "linear model on features of CIFAR-10\n{}ε = 3"
+FEATURES = LINEAR.format("trained in batches of 4096, ")
+TRAINED = "Clipping bias and accuracy of runs trained with each batch size"
+WEIGHTS = "BAM's clipping bias at DP-SGD's weights; DP-SGD is at λ = 0"
+
+
+class Study(NamedTuple):
+    """A picture of numbers that are kept beside it, under docs/figures/."""
+
+    title: str
+    headings: Mapping[str, str]
+    x_name: str = "step"
+    share_y: bool = False
+
+
+STUDIES = {
+    "figure2": Study(f"Clipping bias over training\n{SMALL}", BIAS),
+    "scattering/figure2": Study(f"Clipping bias over training\n{FEATURES}", BIAS),
+    "batch_2048/figure2": Study(f"Clipping bias over training\n{WIDE}", BIAS),
+    "figure4": Study(f"Ascent direction and batch gradient\n{SMALL}", ASCENT, share_y=True),
+    "scattering/figure4": Study(
+        f"Ascent direction and batch gradient\n{FEATURES}", ASCENT, share_y=True
+    ),
+    "figure5": Study(f"Clipping bias against the batch size\n{SMALL}", BY_STAGE, "batch size"),
+    "figure6": Study(f"Direction kept against the batch size\n{SMALL}", DIRECTION, "batch size"),
+    "lambda": Study(f"{WEIGHTS}\n{SMALL}", BY_STAGE, "strength"),
+    "scattering/batches": Study(
+        f"{TRAINED}\n{LINEAR.format('10 epochs, ')}",
+        BIAS | {"test_accuracy": "test accuracy"},
+        "batch size",
+    ),
+}
+# Settings that the compared runs of `bias_accuracy` share, and those that its pairs share, too.
+PROBLEM = ("holdout", "dataset", "model", "batch_size", "epsilon", "rest")
+PAIRED = ("seed", "clip_norm", "learning_rate")
+
+
+def study(name: str, path: Path) -> None:
+    """Draws a picture of `STUDIES` from its CSV file."""
+    title, headings, x_name, share_y = STUDIES[name]
+    rows = _table(f"docs/figures/{name}.csv")
+    seeds = [key for key in rows[0] if key.startswith("seed ")]
+    lines: Any = defaultdict(lambda: defaultdict(dict))  # quantity -> method -> x -> values by seed
+    for row in rows:
+        method, values = row["method"], [float(row[seed]) for seed in seeds]
+        if x_name == "strength":  # one line, which begins at DP-SGD
+            if method.startswith("DP-SAT"):
+                continue
+            method = "BAM (SAM)"
+        lines[row["quantity"]][method][float(row[x_name])] = values
+    looks = _looks(sorted({method for by_method in lines.values() for method in by_method}))
+    charts = []
+    for quantity, heading in headings.items():
+        mean_lines = [
+            plot.mean_line(method, [*points], np.array([*points.values()]).T, looks[method])
+            for method, points in lines[quantity].items()
+        ]
+        x_label = "λ" if x_name == "strength" else x_name
+        percent = quantity == "test_accuracy"
+        charts.append(plot.Panel(heading, x_label, mean_lines, x_name == "batch size", percent))
+    title += f", mean ± SD of {len(seeds)} seeds"
+    plot.panels(charts, path, title, share_y=share_y)
+
+
+def _looks(names: Sequence[str]) -> dict[str, Any]:
+    """Line styles of methods by their label, with or without a strength."""
+    sections: dict[str, Any] = {}  # as a config's `method`
+    for name in names:
+        label, _, strength = name.partition(", ")
+        [key] = (x for x, method in methods.METHODS.items() if method.label == label)
+        sections[name] = {"name": key, "mix": 1.0}
+        if methods.METHODS[key].strength:
+            value = float(strength.partition(" = ")[2] or 0)
+            sections[name][methods.METHODS[key].strength] = value
+    styles = plot.styles([*sections.values()])
+    return {name: styles[methods.full_label(section)] for name, section in sections.items()}
+
+
+def bias_accuracy(path: Path) -> None:
+    """Accuracy against the direction kept, each run less a mean of comparable runs."""
+    runs = _table("docs/figures/bias_accuracy.csv")
+    plain = [run for run in runs if run["method"] == "dp_sgd"]
+    ours = [run for run in runs if run["method"] != "dp_sgd"]
+    compared = {
+        "accuracy, points over\nthe mean of its budget": (runs, runs, PROBLEM),
+        "accuracy, points over DP-SGD\nof the same seed, C and rate": (
+            ours, plain, (*PROBLEM, *PAIRED),
+        ),
+    }  # fmt: skip
+    cosines = {"cosine": "cos(ĝ_clip, ĝ), of the\ngradients that are clipped"}
+    cosines["against_plain/cosine"] = "cos(ĝ_clip, ∇L),\nof the loss at θ"
+    figure, axes = plt.subplots(2, 2, figsize=(6.2, 6.6), layout="constrained", sharey="row")
+    dots: dict[str, Any] = {}
+    for of_row, (y_label, (subject, base, shared)) in zip(axes, compared.items(), strict=True):
+        for axis, (quantity, heading) in zip(of_row, cosines.items(), strict=True):
+            for method in ("bam_exact", "bam_sam", "dp_sat", "dp_sgd"):
+                points = _less([run for run in subject if run["method"] == method], base, shared)
+                color = plot.style_of(method)["color"]
+                look = {"s": 16, "alpha": 0.7, "linewidths": 0, "color": color}
+                marks = axis.scatter(
+                    [x[quantity] for x in points], [x["accuracy"] for x in points], **look
+                )
+                dots.setdefault(methods.label(method), marks)
+            axis.axhline(0, color=GREY, linewidth=0.8, zorder=0)
+            axis.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+            axis.set_title(heading, fontsize=10)
+            axis.set_xlabel("difference in the direction kept")
+        of_row[0].set_ylabel(y_label)
+    plot.legend_below(figure, dots)
+    figure.suptitle("Is less directional bias more accuracy? One dot a run", fontsize=11)
+    plot.save(figure, path)
+
+
+def _less(
+    runs: Sequence[Mapping[str, str]], base: Sequence[Mapping[str, str]], shared: Sequence[str]
+) -> list[dict[str, float]]:
+    """Accuracy and cosines of runs, less the means of the base runs with the same settings."""
+    names = ("accuracy", "cosine", "against_plain/cosine")
+    differences = []
+    for run in runs:
+        same = [x for x in base if all(x[key] == run[key] for key in shared)]
+        if same:
+            differences.append(
+                {x: float(run[x]) - statistics.mean(float(y[x]) for y in same) for x in names}
+            )
+    return differences
+
+
 def draw(folder: Path) -> list[Path]:
-    """Draws them into a folder."""
+    """Draws the pictures of docs/figures/site/ into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for picture in (training, speed, time, own_data):
@@ -195,15 +352,33 @@ def draw(folder: Path) -> list[Path]:
             picture()
             plt.savefig(path, dpi=144)
             plt.close()
-        with Image.open(path) as image:  # a third of the bytes
-            image.convert("RGB").quantize(256).save(path, optimize=True)
+        _shrink(path)
         paths.append(path)
     return paths
 
 
+def draw_studies(folder: Path) -> list[Path]:
+    """Draws the pictures of `STUDIES`, and that of accuracy, into a folder."""
+    paths = [folder / f"{name}.png" for name in (*STUDIES, "bias_accuracy")]
+    for name, path in zip(STUDIES, paths, strict=False):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        study(name, path)
+    bias_accuracy(paths[-1])
+    for path in paths:
+        _shrink(path)
+    return paths
+
+
+def _shrink(path: Path) -> None:
+    """Keeps 256 colours, for a third of the bytes."""
+    with Image.open(path) as image:
+        image.convert("RGB").quantize(256).save(path, optimize=True)
+
+
 def main() -> None:
     """Draws them where the pages show them."""
-    print(*draw(ROOT / "docs/figures/site"), sep="\n")
+    figures = ROOT / "docs/figures"
+    print(*draw(figures / "site"), *draw_studies(figures), sep="\n")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,25 @@ def test_pictures_are_legible_on_a_phone_and_small(tmp_path):
         assert path.stat().st_size < 80_000
 
 
+def test_studies_are_drawn_again_from_their_csv_files(tmp_path):
+    paths = plots.draw_studies(tmp_path)
+    assert len(paths) == len(plots.STUDIES) + 1
+    for path in paths:  # two panels side by side, with text as large as a page's
+        with Image.open(path) as image:
+            assert image.width == 930
+        assert (Path("docs/figures") / path.relative_to(tmp_path)).exists()
+
+
+def test_every_run_is_compared_with_those_of_the_table():
+    runs = plots._table("docs/figures/bias_accuracy.csv")
+    groups = {
+        name: [run for run in runs if (run["method"] == "dp_sgd") == plain]
+        for name, plain in (("plain", True), ("ours", False))
+    }
+    paired = plots._less(groups["ours"], groups["plain"], (*plots.PROBLEM, *plots.PAIRED))
+    assert (len(plots._less(runs, runs, plots.PROBLEM)), len(paired)) == (220, 141)
+
+
 def test_accuracy_and_time_are_those_of_the_tables():
     for folder in ("", "/double"):
         kept = json.loads(Path(f"docs/results/cifar10_medium{folder}/table1.json").read_text())
