@@ -115,8 +115,8 @@ def minimum_detectable_effect(effect: Estimate, power: float = 0.8) -> float | N
     """The smallest true mean that the test at level 5 % detects with this power.
 
     The differences are assumed to have the effect's SD; the test statistic then follows the
-    noncentral t distribution. If a result is not significant, the true effect may still be as large
-    as this. None for a single value and for equal values.
+    noncentral t distribution. So a result that is not significant makes a larger true effect
+    unlikely. None for a single value and for equal values.
 
     Examples:
       >>> [round(minimum_detectable_effect(Estimate(0.0, 1.0, None, n)), 2) for n in (5, 10)]

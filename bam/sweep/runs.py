@@ -65,7 +65,7 @@ def by_seed(groups: Mapping[Key, Configs], workdir: Path) -> dict[Key, dict[int,
 
 
 def in_turn(groups: Mapping[Key, Configs]) -> Configs:
-    """All runs, seed by seed, so that a sweep cut short has as many seeds of every group."""
+    """All runs, seed by seed, so that a sweep cut short has equally many seeds of each group."""
     rounds = itertools.zip_longest(*(configs.items() for configs in groups.values()))
     return dict(item for each in rounds for item in each if item)
 

@@ -146,7 +146,7 @@ def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
                 continue
             if _is_changeable(value):
                 yield f"{name}, of type {type(value).__name__}"
-            # A transform inside of this one, as in `bam.chain`: its functions are searched, too.
+            # A chain has the bound of its last transform, which its `finish` closes over.
             parts = value if isinstance(value, optax.GradientTransformation) else (value,)
             stack.extend(parts)
 
