@@ -146,7 +146,7 @@ def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
                 continue
             if _is_changeable(value):
                 yield f"{name}, of type {type(value).__name__}"
-            # A chain has the bound of its last transform, which its `finish` closes over.
+            # A transform that this one wraps: its functions may keep such values, too.
             parts = value if isinstance(value, optax.GradientTransformation) else (value,)
             stack.extend(parts)
 
