@@ -801,7 +801,7 @@ DAMAGED = [
 
 @pytest.mark.parametrize("damaged", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_stranger_s_processes_that_are_none_are_a_fault_and_no_release(damaged, run, tmp_path):
-    damage = "processes is no list of what took the steps"
+    damage = "processes does not list the commits that took the steps"
     assert not any(damage in fault for fault in records_of.read(run).faults())  # the control
     edit(run / "summary.json", lambda summary: summary.update(processes=damaged))
     with pytest.raises(ValueError, match=damage):

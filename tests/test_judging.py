@@ -277,13 +277,16 @@ def run_of(accuracy=0.5, loss=1.0, **more):
 )  # fmt: skip
 def test_a_metric_is_a_figure_or_what_is_called_test(metric, expected):
     more = {"balanced_accuracy": [0.25, 0, 1], "auroc": [0.75, 0, 1], "recall/ill": [0.1, 0, 1]}
-    assert comparison.values({3: run_of(**more)}, metric) == {3: pytest.approx(expected)}
+    assert comparison.metric_by_seed({3: run_of(**more)}, metric) == {3: pytest.approx(expected)}
 
 
 def test_a_metric_that_a_run_does_not_have_is_said_with_those_that_it_has():
-    with pytest.raises(ValueError, match=r"no metric 'r2' .* there are accuracy, auroc, loss$"):
-        comparison.values({0: run_of(auroc=[0.75, 0, 1], r2=None)}, "r2")
-    assert comparison.values({0: run_of(loss=None)._replace()}, "auroc") == {}  # it diverged
+    with pytest.raises(
+        ValueError, match=r"no metric 'r2'; choose --metric from accuracy, auroc, loss$"
+    ):
+        comparison.metric_by_seed({0: run_of(auroc=[0.75, 0, 1], r2=None)}, "r2")
+    diverged = {0: run_of(loss=None)}
+    assert comparison.metric_by_seed(diverged, "auroc") == {}
 
 
 @pytest.mark.parametrize(
@@ -292,13 +295,13 @@ def test_a_metric_that_a_run_does_not_have_is_said_with_those_that_it_has():
         ("cross_entropy", "", "accuracy"), ("squared_error", "", "loss"),
         ("squared_error", "test_mean_absolute_error", "mean_absolute_error"),
         ("cross_entropy", "recall/ill", "recall/ill"), ("per_pixel", "mean_iou", "mean_iou"),
-        ("cross_entropy", "aurok", "no metric 'aurok' of the loss cross_entropy; there are acc"),
-        ("squared_error", "accuracy", "no metric 'accuracy' of the loss squared_error"),
+        ("cross_entropy", "aurok", "the loss cross_entropy has no metric 'aurok'; choose"),
+        ("squared_error", "accuracy", "the loss squared_error has no metric 'accuracy'"),
     ],
 )  # fmt: skip
 def test_a_metric_is_checked_before_any_run(kind, metric, expected):
     groups = {"dp_sgd": config_of(kind)}
-    if not expected.startswith("no metric"):
+    if not expected.startswith("the loss"):
         assert comparison.metric_of(groups, metric) == expected
         return
     with pytest.raises(ValueError, match=expected):
@@ -314,7 +317,7 @@ def row(metric, runs_of, label="new"):
                for seed, one in enumerate(each)}
         for name, each in runs_of.items()
     }  # fmt: skip
-    return comparison.row(compared, label, named)
+    return comparison.summary_row(compared, label, named)
 
 
 def test_a_gain_is_above_0_where_a_run_is_better_whichever_way_its_metric_goes():
@@ -341,7 +344,7 @@ def test_the_best_setting_is_the_one_of_the_best_metric():
     found = {"1": run_of(0.9, 2.0), "2": run_of(0.1, 1.0), "3": run_of(0.5, None)}
     first = {f"dp_sgd clip_norm={key}": {0: one} for key, one in found.items()}
     for metric, best in (("accuracy", "1"), ("loss", "2")):
-        kept = comparison.best(dataclasses.replace(study, metric=metric), first, 1)
+        kept = comparison.keep_best(dataclasses.replace(study, metric=metric), first, 1)
         assert list(kept.groups) == [f"dp_sgd clip_norm={best}"]
 
 
@@ -353,4 +356,6 @@ def test_a_sweep_of_numbers_compares_losses(tmp_path, monkeypatch):
     runs.train(runs.in_turn(wanted), tmp_path, lambda: False, lambda *event: events.append(event))
     [one] = runs.by_seed({"a": runs.in_turn(wanted)}, tmp_path)["a"].values()
     assert events[0][1].startswith("trained in ")
-    assert comparison.values({0: one}, "r2")[0] == pytest.approx(one.summary["figures"]["r2"][0])
+    assert comparison.metric_by_seed({0: one}, "r2")[0] == pytest.approx(
+        one.summary["figures"]["r2"][0]
+    )

@@ -183,7 +183,7 @@ def test_a_flag_of_weights_that_cannot_be_is_one_line_that_names_it(weights, cap
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--config.loss.name=squared_error", "classified right: loss cross_entropy"),
+        ("--config.loss.name=squared_error", "use --config.loss.name=cross_entropy"),
         ("--metric=auroc", "--private judges trials by --score"),
     ],
 )

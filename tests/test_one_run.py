@@ -127,7 +127,7 @@ def test_what_cannot_be_audited_is_refused():
         one_run.build(config_of(method="non_private"), 20)
     correlated = config_of()
     correlated.update({"expected_batch_size": 50, "mechanism": {"name": "banded", "bands": 2}})
-    with pytest.raises(ValueError, match="of independent noise"):
+    with pytest.raises(ValueError, match="needs independent noise, not mechanism banded"):
         one_run.build(correlated, 20)
     found = one_run.OneRun(np.zeros(20), np.ones(20, bool), 0.5)
     with pytest.raises(ValueError, match="confidence"):

@@ -201,7 +201,7 @@ def test_an_unfinished_run_says_so_and_what_its_steps_have_spent(tmp_path):
     assert spent <= shown < 1.001 * spent < plan.epsilon
     (folder / "steps_begun").unlink()
     (folder / "metrics.jsonl").unlink()
-    assert "nothing is spent" in of(folder)
+    assert "No step has begun, so no privacy is spent" in of(folder)
 
 
 def test_a_run_without_privacy_says_so_in_large_and_states_no_epsilon(tmp_path, run):
@@ -315,7 +315,7 @@ def test_the_command_writes_the_page_and_says_in_one_line_what_is_no_run(run, tm
     [
         ("plan", '{"num_steps": "<b>"}', "plan.json: this is no record of a plan"),
         ("plan", "{", "plan.json is damaged: not JSON"),
-        ("config", '{"method": 5}', "method is no section"),
+        ("config", '{"method": 5}', "method is not a section"),
         ("config", '{"method": {"name": "dp_sgd"}}', "is of an earlier version: it has no "),
         ("summary", "[]", "not a JSON object"),
     ],

@@ -201,12 +201,12 @@ def test_an_option_that_the_part_lacks_is_refused_in_a_line_that_lists_its_optio
 
 
 def test_a_sweep_sets_options_of_the_parts_that_its_settings_name():
-    study = comparison.grid(
+    study = comparison.make_study(
         digits.get_config, ["dp_sgd"], {"model.symmetries": ["1", "2"], "model.name": ["resnet9"]}
     )
     assert [x.model.symmetries for x in study.groups.values()] == [1, 2]
     with pytest.raises(InputError, match="model convnet has no option 'symmetries': its options"):
-        comparison.grid(digits.get_config, ["dp_sgd"], {"model.symmetries": ["1", "2"]})
+        comparison.make_study(digits.get_config, ["dp_sgd"], {"model.symmetries": ["1", "2"]})
 
 
 def test_options_of_a_sweeps_command_line_follow_the_part_for_every_method():

@@ -238,7 +238,11 @@ def test_files_are_listed_once_without_junk_and_through_links(tmp_path):
     }  # fmt: skip
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe.png")
-    for name, message in (("empty", "no image in it"), ("no", "no such"), ("pipe.png", "no such")):
+    for name, message in (
+        ("empty", "no images in this folder"),
+        ("no", "no such"),
+        ("pipe.png", "no such"),
+    ):
         with pytest.raises(DataError, match=message):
             predict.images_of([tmp_path / name])
 
@@ -294,16 +298,19 @@ def test_the_network_is_given_so_many_images_as_its_memory_allows(folder, tmp_pa
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"features": {"name": "scattering"}}, "of features .scattering., not of image files"),
+        ({"features": {"name": "scattering"}}, "takes features .scattering., not image files"),
         (
             {"features": {"name": "my:map"}, "preprocessing": {"size": [6, 9], "channels": 3}},
-            "of fe",
+            "takes features .my:map., not image files",
         ),
         ({"image_shape": [1, 1, 30]}, "a height and a width from 4"),
         ({"image_shape": [8, 8]}, "size .8,."),
         ({"preprocessing": {"size": [8, 8], "channels": 2}}, "2 channels"),
         ({"preprocessing": {"size": [6, 9], "channels": 3, "run": "os:system"}}, "preprocessing"),
-        ({"preprocessing": {"size": [6, 8], "channels": 3}}, "takes no images of shape .6, 8, 3"),
+        (
+            {"preprocessing": {"size": [6, 8], "channels": 3}},
+            "does not take images of shape .6, 8, 3",
+        ),
     ],
 )
 def test_inputs_that_are_no_image_files_are_refused(folder, facts, message):
@@ -315,7 +322,7 @@ def test_inputs_that_are_no_image_files_are_refused(folder, facts, message):
 
 def test_outputs_for_each_pixel_are_no_row_of_a_table(folder):
     released = load.load(folder / "release")
-    with pytest.raises(DataError, match=r"outputs of shape \(6, 9, 3\) are no row"):
+    with pytest.raises(DataError, match=r"outputs of shape \(6, 9, 3\) are not a row"):
         predict.preprocessing_of(released._replace(logits=lambda params, images: images))
 
 
@@ -348,7 +355,7 @@ def test_edited_weights_are_refused_unless_both_are_edited(release):
     path = release / "weights.safetensors"
     weights = safetensors.numpy.load_file(path)
     safetensors.numpy.save_file({k: x + 1 for k, x in weights.items()}, path)
-    with pytest.raises(ValueError, match="has not the SHA-256 that"):
+    with pytest.raises(ValueError, match="its SHA-256 is not the one in model"):
         load.load(release)
     edit(release, weights_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
     np.testing.assert_array_equal(load.load(release).params["bias"], weights["bias"] + 1)
@@ -482,11 +489,11 @@ def test_a_command_that_cannot_be_is_one_line_before_any_work(folder, release, t
     for arguments, message in (
         ([], "bam predict --release=DIR FILE"),
         ([image, f"--out={tmp_path / 'exists.csv'}"], "exists; choose another --out"),
-        ([image], f"{folder / 'run'} is no release: it has no model.json"),
+        ([image], f"{folder / 'run'} is not a release: it has no model.json"),
         ([str(tmp_path / "bad.png"), f"--out={tmp_path / 'new.csv'}"], "1 of 1 files"),
         ([image, "--top=0"], "--top"),
     ):
-        where = folder / "run" if "no release" in message else release
+        where = folder / "run" if "not a release" in message else release
         done = run_command("bam", "predict", f"--release={where}", *arguments)
         assert done.returncode == 2 and message in done.stderr.splitlines()[-1], done.stderr
         assert "Traceback" not in done.stderr and not done.stdout

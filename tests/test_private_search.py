@@ -36,7 +36,7 @@ def search(
     """What a search of these settings prints, that reads its data anew."""
     loading.kept_datasets.clear()
     overrides = {"model.name": "linear", "num_steps": 3, "microbatch_size": 64, **overrides}
-    study = comparison.grid(
+    study = comparison.make_study(
         lambda method: method_config(FILE, method, overrides, private_search.FIXED),
         ["dp_sgd"], settings or {"optimizer.learning_rate": rates.split(",")}, holdout,
     )  # fmt: skip
@@ -184,7 +184,7 @@ def test_a_search_that_is_stopped_goes_on_with_the_trials_it_drew(tmp_path):
     data = {"dataset.name": "tests.cases:digits_moved_by", "dataset.path": str(moved)}
     moved.write_text("0")
     stopped = search(tmp_path / "s", stop=True, **data)
-    assert stopped.endswith("stopped; the same command goes on from there\n")
+    assert stopped.endswith("stopped; the same command continues it\n")
     path = tmp_path / "s" / "trials.json"
     drawn = [trial["setting"] for trial in json.loads(path.read_text())["trials"]]
     assert not (tmp_path / "s" / "chosen").exists()
@@ -271,11 +271,14 @@ def test_an_error_of_a_trial_does_not_say_its_number(tmp_path, monkeypatch):
         ({"holdout": 9, "held_out": False}, "belong together"),
         ({"seed": 1}, "sets seed itself"),
         ({"accountant": "pld"}, "sets accountant itself"),
-        ({"checkpoint.every": 0}, "keeps the chosen weights"),
+        ({"checkpoint.every": 0}, "releases a checkpoint: set --config.checkpoint.every"),
         ({"trials": (3.0, np.inf, 10.0)}, "trials_shape must be from 0"),
         ({"trials": (3.0, 1.0, 0.1)}, "the choice alone costs epsilon"),
         ({"epsilon": np.inf}, "no privacy at epsilon inf"),
-        ({"mechanism.bands": 3}, "for Poisson batches, not .*bands=3"),
+        (
+            {"mechanism.bands": 3},
+            "for Poisson batches, not .*bands=3.*: use --config.mechanism.name=poisson",
+        ),
         ({"mechanism.name": "full_batch"}, "for Poisson batches, not full_batch"),
     ],
 )
@@ -314,7 +317,10 @@ def test_flags_that_a_private_search_has_no_use_for_are_one_line(flag, message, 
 
 def test_a_search_that_is_stopped_says_so_by_its_exit_status(tmp_path):
     done = command(tmp_path / "s", "--private", "--max_seconds=0.001")
-    assert (done.returncode, done.stderr) == (3, "") and "the same command goes on" in done.stdout
+    assert (done.returncode, done.stderr) == (
+        3,
+        "",
+    ) and "the same command continues it" in done.stdout
 
 
 DAMAGES = {
@@ -361,7 +367,9 @@ def test_settings_of_other_plans_with_equal_noise_are_refused(tmp_path, monkeypa
 
     monkeypatch.setattr(loop, "build", with_equal_noise)
     steps = {"optimizer.learning_rate": ["0.1"], "num_steps": ["3", "30"]}
-    with pytest.raises(bam.InputError, match="must differ in nothing that the noise depends on"):
+    with pytest.raises(
+        bam.InputError, match="all settings must have one plan: remove what changes"
+    ):
         search(tmp_path / "s", settings=steps)
     search(tmp_path / "s", settings=steps | {"num_steps": ["3"]}, stop=True)  # the control
 

@@ -154,7 +154,7 @@ FILE = str(base.__file__).replace("bam/training/config.py", "configs/digits.py")
 def grid(methods="dp_sgd", settings=(), holdout=0, smaller=1, fixed=(), **overrides):
     settings = comparison.settings_of(settings)
     overrides = {"model.name": "linear", "num_steps": 3, **overrides}
-    return comparison.grid(
+    return comparison.make_study(
         lambda method: method_config(FILE, method, overrides, {"dataset.holdout", *fixed}),
         methods.split(","), settings, holdout, smaller,
     )  # fmt: skip
@@ -170,18 +170,18 @@ def test_every_setting_stands_beside_the_baseline_at_the_same():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"methods": "dp_sgd:1"}, "dp_sgd takes no strength"),
-        ({"methods": "bam_sam:x"}, "'x' is no number"),
-        ({"methods": "dp_sgd,bam_sam:0.1,bam_sam:0.10"}, "bam_sam:0.10 is there twice"),
-        ({"settings": ["clip_norm=1,1.0"]}, "dp_sgd clip_norm=1.0 is there twice"),
+        ({"methods": "dp_sgd:1"}, "--methods=dp_sgd:1: dp_sgd has no strength"),
+        ({"methods": "bam_sam:x"}, "'x' is not a number"),
+        ({"methods": "dp_sgd,bam_sam:0.1,bam_sam:0.10"}, "bam_sam:0.10 repeats another group"),
+        ({"settings": ["clip_norm=1,1.0"]}, "dp_sgd clip_norm=1.0 repeats another group"),
         ({"settings": ["learning_rate=1"]}, "the config has no key 'learning_rate'"),
-        ({"settings": ["clip_norm"]}, "KEY=VALUE,VALUE is needed"),
+        ({"settings": ["clip_norm"]}, "--set=clip_norm is not KEY=VALUE,VALUE"),
         ({"settings": ["clip_norm=much"]}, "clip_norm=much"),
-        ({"settings": ["seed=1,2"]}, "by this command itself"),
+        ({"settings": ["seed=1,2"]}, "--set=seed=1,2: seed is set twice, or by this command"),
         ({"seed": 3}, "sets seed itself"),
         ({"no_such": 3}, "no_such"),
         ({"dataset.holdout": 9}, "sets dataset.holdout itself"),
-        ({"smaller": 3}, "whose expected size it divides: 256"),
+        ({"smaller": 3}, "--config.expected_batch_size that it divides, not 256"),
     ],
 )
 def test_a_slip_is_said_before_any_work(given, message):
@@ -195,7 +195,10 @@ def test_a_slip_is_said_before_any_work(given, message):
     [
         ("--methods=", "--methods is required"),
         ("--config.seed=3", "sets seed itself"),
-        ("--metric=f1", "no metric 'f1' of the loss cross_entropy; there are accuracy, auroc, "),
+        (
+            "--metric=f1",
+            "the loss cross_entropy has no metric 'f1'; choose --metric from accuracy, auroc, ",
+        ),
     ],
 )
 def test_a_slip_of_a_command_is_one_line_before_any_work(flag, message, tmp_path):
@@ -262,7 +265,7 @@ def test_every_study_trains_its_groups_and_sets_them_beside_each_other(name, tmp
         ("reproduce", "--config.epsilon=3", "sets epsilon itself"),
         ("reproduce", "--methods=bam_sam", "methods have dp_sgd"),
         ("logistic", "--out=", "--out is required"),
-        ("figures", "--methods=dp_sgd:1", "dp_sgd takes no"),
+        ("figures", "--methods=dp_sgd:1", "dp_sgd has no strength"),
     ],
 )
 def test_a_mistaken_study_is_one_line_and_writes_nothing(name, flag, message, tmp_path):
@@ -289,10 +292,10 @@ def test_a_comparison_takes_a_run_that_diverged_for_the_worst(tmp_path, tmp_path
         found[name] = {0: runs.read(folder)}
     config = finished_runs.tiny()
     compared = comparison.Study({"good": config, "bad": config}, lambda label: "good")
-    good, bad = (comparison.row(compared, name, found) for name in ("good", "bad"))
+    good, bad = (comparison.summary_row(compared, name, found) for name in ("good", "bad"))
     json.dumps([good, bad], allow_nan=False)
     assert bad["accuracy"]["mean"] == 0 < good["accuracy"]["mean"]
     assert bad["gain"]["mean"] == -good["accuracy"]["mean"]
     rows = [{"step": step, "not_private/snr": value} for step, value in ((1, None), (2, 3.0))]
-    assert comparison.measured({0: found["bad"][0]._replace(rows=rows)}, "snr") == [3.0]
-    assert comparison.measured({0: found["bad"][0]._replace(rows=rows[:1])}, "snr") == []
+    assert comparison.mean_diagnostic({0: found["bad"][0]._replace(rows=rows)}, "snr") == [3.0]
+    assert comparison.mean_diagnostic({0: found["bad"][0]._replace(rows=rows[:1])}, "snr") == []

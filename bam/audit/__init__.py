@@ -1,4 +1,5 @@
-"""What a run gives away: a canary in many short runs, whole runs, a run of one's own.
+"""Attacks and tests that try to refute a run's privacy claim.
 
-It imports any other folder but `testing`; no other imports it.
+`canary` bounds ε from many short runs, `whole_run` tests noise and batches of real runs, `one_run`
+bounds ε from one training on a user's own data. May import every folder but `testing` and `cli`.
 """

@@ -1,14 +1,14 @@
-"""What the code that trains gives away: lower bounds on ε from many short runs.
+"""Lower bounds on ε from many short runs of the training step, with and without a canary.
 
-An attacker who sees every privatised gradient, and knows all weights and all data but for whether
-one *canary* took part, scores each run by how much of the canary's clipped gradient it contains.
-From runs with and without the canary follow confidence bounds on the attacker's error rates, and
-from those a lower bound on ε, which must not exceed the claimed ε. The canary's gradient has norm
-S and a direction no other example shares, the worst case that the accountant assumes, so a correct
-implementation at q = 1 is nearly tight.
+The attacker sees every privatised gradient and knows all weights and all data, except whether one
+example, the *canary*, took part. They score each run by how much of the canary's clipped gradient
+it contains. Scores of runs with and without the canary give confidence bounds on the attacker's
+error rates. These give a lower bound on ε, which must not exceed the claimed ε. The canary's
+gradient has norm S and a direction that no other example shares. That is the worst case of the
+accountant, so at q = 1 a correct implementation has a nearly tight bound.
 
-What a score cannot see, of noise and of batches, `bam.audit.whole_run` looks for in real runs, and
-`bam.audit.one_run` audits a run of one's own.
+Some faults of noise and batches leave the scores as they are: `bam.audit.whole_run` looks for them
+in real runs. `bam.audit.one_run` audits one training on a user's own data.
 
 Sources: Nasr et al. 2023, "Tight Auditing of Differentially Private Machine Learning"; Dong, Roth,
 Su 2019 for trade-off functions.
@@ -39,23 +39,26 @@ from bam.training import trainer
 with needs("train"):
     from ml_collections import ConfigDict
 
-CANARY = 0  # its row
-# Large, so that hardly any of its gradient lies in the bias, which all examples share; not so large
-# that an ascent step, in a direction of noise, could fit it and leave a gradient shorter than C.
+CANARY = 0  # the canary's row
+# The canary's feature. Large, so that hardly any of its gradient lies in the bias, which all
+# examples share. Not larger, or an ascent step, in a direction of noise, could fit the canary and
+# leave a gradient shorter than C.
 CANARY_VALUE = 20.0
-# Between these a lower bound is sought: with more noise nothing is measurable, with less PLD's
-# tables grow too long, and a bound of that size says enough.
+# The range of σ that a bound is searched in. More noise cannot be measured. With less noise PLD's
+# tables grow too long, and ε is so large already that a tighter bound says nothing new.
 MOST_NOISE, LEAST_NOISE = 256.0, 0.5
 
 
 class Audit(NamedTuple):
-    """Lower bounds on ε from scores, and upper confidence bounds of the error rates behind them.
+    """Lower bounds on ε from scores, with the upper confidence bounds on the error rates.
 
     Attributes:
-      epsilon_lower: of a mechanism whose trade-off function is that of the Poisson-sampled Gaussian
-        for some σ: the largest ε that the error rates rule out everything below.
-      epsilon_lower_any: of any mechanism, from the (ε, δ) inequalities alone; far from tight at
-        small δ, where it would take 1/δ trials to be.
+      epsilon_lower: the bound for a mechanism with the trade-off function of the Poisson-sampled
+        Gaussian for some σ. The error rates rule out every smaller ε.
+      epsilon_lower_any: the bound for any mechanism, from the (ε, δ) inequalities alone. At small δ
+        it is far from tight, unless there are some 1/δ trials.
+      false_positive_rate: upper bound on the rate of accusing a run without the canary.
+      false_negative_rate: upper bound on the rate of missing the canary.
     """
 
     epsilon_lower: float
@@ -67,10 +70,11 @@ class Audit(NamedTuple):
 def canary_dataset(
     num_examples: int, num_classes: int = 4, num_features: int = 4, canary_size: int = 1
 ) -> datasets.Dataset:
-    """N examples of which the first is the canary: the only one whose first feature is not zero.
+    """N examples for a linear model; the first is the canary.
 
-    For a linear model. Its `test` split is the training split without the canary: a row of zeros
-    stands in its place. A canary of several examples, all alike, is the first `canary_size` rows.
+    Only the canary's first feature is not zero. The `test` split is the training split without the
+    canary, with a row of zeros in its place. If `canary_size` is above 1, the canary is that many
+    equal examples, the first rows.
     """
     rng = np.random.default_rng(0)
     images = rng.normal(size=(num_examples, 1, 1, num_features)).astype(np.float32)
@@ -86,7 +90,7 @@ def canary_dataset(
 
 
 def users_dataset(num_users: int, examples_each: int) -> datasets.Dataset:
-    """As `canary_dataset`, of users with so many examples each: the first *user* is the canary."""
+    """Like `canary_dataset`, with `examples_each` examples a user; the first user is the canary."""
     dataset = canary_dataset(num_users * examples_each, canary_size=examples_each)
     return dataset._replace(users=np.repeat(np.arange(num_users), examples_each))
 
@@ -101,15 +105,20 @@ def scores(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Scores of runs of the training step with and without the canary, `[num_trials]` each.
 
-    Every trial takes the planned steps with the sampler, oracle, clip, noise and optimizer that
-    `training/loop.py` uses, from the same initial weights, two seeds to a pair. Its score is the
-    mean over the steps of ⟨privatised sum, canary's clipped gradient⟩ / S², which is near 1 for a
-    step in which the canary took part and near 0 otherwise.
+    Every trial starts from the same weights with its own seed, and takes the planned steps with the
+    sampler, oracle, clip, noise and optimizer of `training/loop.py`. The score is the mean over the
+    steps of ⟨privatised sum, canary's clipped gradient⟩ / S². A step with the canary has a value
+    near 1, one without it near 0.
 
-    The config is of a linear model; of its `dataset` section only `group_size` is read. N counts
-    the canary. If that is k > 0, the canary is a whole user: N users have `canary_size` examples
-    each, or k of them. Without users a `canary_size` above 1 shows what somebody with so many
-    examples is given away by a run that protects single ones.
+    Args:
+      config: a config with a linear model. Only `group_size` is read of its `dataset` section.
+      num_examples: N, with the canary. If `group_size` is k > 0, N users of `canary_size` examples,
+        of which at most k are used; the canary is a user.
+      num_trials: number of runs with, and of runs without, the canary.
+      first_seed: seed of the first run.
+      canary_size: number of the canary's examples. Without users, more than one shows how much a
+        run that protects single examples reveals about a person with several.
+      log: called with lines about the progress.
     """
     size = config.dataset.group_size
     if size:
@@ -118,11 +127,12 @@ def scores(
         dataset = canary_dataset(num_examples, canary_size=canary_size)
     built = trainer.build(config, dataset)
     plan = built.plan
-    others = users.grouped(dataset._replace(train=dataset.test), size).train
-    rows = 1 if size else canary_size
-    with_canary, without = (built.place(split) for split in (built.dataset.train, others))
+    absent_split = users.grouped(dataset._replace(train=dataset.test), size).train
+    canary_rows = 1 if size else canary_size  # a user is one row
+    with_canary, without = (built.place(split) for split in (built.dataset.train, absent_split))
     start = built.init(0)
-    copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))  # a step takes its state's memory
+    # A step donates its state's buffers, so each trial gets a copy.
+    copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))
 
     @jax.jit
     def score(private_grad: Grads, clipped: Grads) -> Float[Array, ""]:
@@ -135,13 +145,14 @@ def scores(
         step_scores = []
         for step in range(1, plan.num_steps + 1):
             clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
-            drawn = plan.mechanism.draw(seed, step)
-            if not present:
-                drawn = drawn[drawn >= CANARY + rows]  # every other example is drawn as before
-            batch = sampling.pad(drawn, plan.capacity, seed, step).within(num_examples)
+            indices = plan.mechanism.draw(seed, step)
+            if not present:  # leaves the draws of all other examples as they are
+                indices = indices[indices >= CANARY + canary_rows]
+            batch = sampling.pad(indices, plan.capacity, seed, step).within(num_examples)
             state = built.step(state, with_canary if present else without, batch)
             step_scores.append(score(state.private_grad, clipped))
-        # Of noise that is correlated, what is fresh: the attacker knows how it is made.
+        # Correlated noise is C⁻¹ z. The attacker knows the strategy C and applies it, which leaves
+        # the independent noise z. Without correlation C is the identity.
         fresh = signal.lfilter(plan.mechanism.strategy, [1.0], jax.device_get(step_scores))
         return float(np.mean(fresh))
 
@@ -163,23 +174,32 @@ def lower_bound(
     delta: float,
     confidence: float = 0.95,
 ) -> Audit:
-    """Lower bounds on ε at δ from scores, sound at the stated confidence.
+    """Lower bounds on ε at δ from scores, which hold with the stated confidence.
 
-    The threshold is chosen on the first fifth of the scores. On the rest, the Clopper-Pearson
-    bounds of both error rates hold together with the stated confidence.
+    The threshold is chosen on the first fifth of the scores. On the other scores, Clopper-Pearson
+    bounds on the two error rates hold together with the stated confidence.
 
-    `present` are scores of runs with the canary (higher means more of it), `absent` as many of runs
-    without, at least 50; q and T are those of the mechanism.
+    Args:
+      present: scores of at least 50 runs with the canary; higher means more of it.
+      absent: scores of at least 50 runs without it.
+      sampling_prob: q of the mechanism.
+      num_steps: T of the mechanism.
+      delta: δ of the bounds.
+      confidence: probability that both bounds hold.
+
+    Raises:
+      InputError: for fewer scores, or a confidence outside (0, 1).
     """
     if min(len(present), len(absent)) < 50:
         raise InputError("an audit needs at least 50 scores with and 50 without the canary")
     if not 0 < confidence < 1:
-        raise InputError(f"confidence must be between 0 and 1, got {confidence}")
+        raise InputError(f"--confidence={confidence} must be between 0 and 1, such as 0.95")
+    # A threshold chosen on the scores that it is tested on would overstate ε.
     num_held_out = len(present) // 5, len(absent) // 5
     threshold = _best_threshold(present[: num_held_out[0]], absent[: num_held_out[1]])
     missed = present[num_held_out[0] :] <= threshold
     alarmed = absent[num_held_out[1] :] > threshold
-    level = 1 - (1 - confidence) / 2  # of each of the two
+    level = 1 - (1 - confidence) / 2  # a union bound over the two rates
     false_negative, false_positive = (_upper(errors, level) for errors in (missed, alarmed))
     any_mechanism = max(
         _log_ratio(1 - delta - false_negative, false_positive),
@@ -187,7 +207,7 @@ def lower_bound(
     )
 
     def allowed(f: tradeoff.Tradeoff) -> bool:
-        """Whether a mechanism could have error rates this low."""
+        """Whether a mechanism with trade-off function f may have error rates this low."""
         return float(f(np.array([false_positive]))[0]) <= false_negative
 
     spent = epsilon_ruled_out(allowed, sampling_prob, num_steps, delta)
@@ -197,9 +217,10 @@ def lower_bound(
 def epsilon_ruled_out(
     allowed: Callable[[tradeoff.Tradeoff], bool], sampling_prob: float, num_steps: int, delta: float
 ) -> float:
-    """The largest ε of a Poisson-sampled Gaussian whose noise, as all larger noise, is ruled out.
+    """A lower bound on ε: that of the Poisson-sampled Gaussian with the least σ that is ruled out.
 
-    `allowed` tells whether a trade-off function could give what was seen. 0 if nothing is.
+    `allowed` tells whether a mechanism with a trade-off function may show what was observed. A σ is
+    ruled out if neither it nor any larger σ, up to `MOST_NOISE`, is allowed. 0 if none is.
     """
 
     def possible(sigma: float) -> bool:
@@ -210,7 +231,8 @@ def epsilon_ruled_out(
         return 0.0
     while sigma > LEAST_NOISE and not possible(sigma / 2):
         sigma /= 2
-    low = sigma / 2  # σ is ruled out, low is not (or was not asked)
+    # `sigma` is ruled out; `low` is allowed, or untried below `LEAST_NOISE`. Bisect between them.
+    low = sigma / 2
     for _ in range(12 if sigma > LEAST_NOISE else 0):
         middle = math.sqrt(low * sigma)
         low, sigma = (middle, sigma) if possible(middle) else (low, middle)
@@ -238,7 +260,7 @@ def _epsilon(sigma: float, sampling_prob: float, num_steps: int, delta: float) -
 
 
 def _best_threshold(present: np.ndarray, absent: np.ndarray) -> float:
-    """The threshold at which the bounds of the two error rates, taken together, say most."""
+    """The threshold whose upper bounds on the error rates give the largest μ of Gaussian DP."""
 
     def separation(threshold: float) -> float:
         missed, alarmed = _upper(present <= threshold, 0.95), _upper(absent > threshold, 0.95)
@@ -249,7 +271,7 @@ def _best_threshold(present: np.ndarray, absent: np.ndarray) -> float:
 
 
 def _upper(errors: np.ndarray, level: float) -> float:
-    """Clopper-Pearson upper bound of an error rate."""
+    """Clopper-Pearson upper bound on an error rate."""
     count = int(np.sum(errors))
     if count == len(errors):
         return 1.0

@@ -1,13 +1,14 @@
-"""A lower bound on ε from one training run, with canaries beside one's own data.
+"""A lower bound on ε from one training run on a user's data, with added canaries.
 
-m *canaries* are added to the training split, and a fair coin decides of each whether it takes part.
-A canary is an example whose gradient is one entry of the parameters alone, a different one for each
-canary, and long enough to be clipped: the worst case of the proof, which no picture reaches. All
-else is the user's run: data, model, method, clip, sampling, noise, optimizer. An attacker who knows
-everything but the coins and the batches reads each canary's entry in every privatised gradient, and
-guesses "in" for the highest scores, "out" for the lowest. How often that is right bounds ε from
-below: `epsilon_any_mechanism` (Steinke et al. 2023), `tradeoff_is_possible` (Mahloujifar et al.
-2024).
+The training split gets m *canaries*, and a fair coin decides for each whether it takes part. A
+canary's gradient has a single non-zero entry, another one for each canary, and is long enough to be
+clipped. That is the worst case of the proof, which a picture does not reach. All else is the user's
+run: data, model, method, clip, sampling, noise, optimizer.
+
+The attacker knows everything but the coins and the batches. They read each canary's entry in every
+privatised gradient, and guess "in" for the highest scores and "out" for the lowest. The number of
+correct guesses gives lower bounds on ε: `epsilon_any_mechanism` (Steinke et al. 2023) and
+`tradeoff_is_possible` (Mahloujifar et al. 2024).
 
 NOT PRIVATE: the attacker knows the training data, and the model has learned from canaries. Release
 neither the scores nor the weights of such a run.
@@ -46,29 +47,29 @@ from bam.training.trainer import build as build_trainer
 with needs("train"):
     from ml_collections import ConfigDict
 
-# Of a canary's gradient before it is clipped: any clip norm in use is shorter.
+# The norm of a canary's gradient before clipping, above any clip norm in use.
 CANARY_NORM = 1e6
-# The part of the batch size that the attacker's estimate of everybody else's gradients reads.
+# The attacker estimates the other examples' mean gradient from a quarter of a batch.
 SAMPLE_SHARE = 4
-# Of the canaries. Fewer guesses are surer, more of them are better statistics: for 500 to 5000
-# canaries and a Gaussian mechanism with ε from 1 to 8 a tenth is near the best for both bounds.
+# The share of canaries that are guessed. Fewer guesses are surer, more are better statistics: for
+# 500 to 5000 canaries and a Gaussian mechanism with ε from 1 to 8, a tenth is nearly the best for
+# both bounds.
 GUESSED_SHARE = 0.1
 
 
 class OneRun(NamedTuple):
-    """What one run gave away: each canary's score (higher means rather "in"), and its coin."""
+    """The result of one run: each canary's score, higher for "in", and its coin."""
 
     scores: Float[np.ndarray, " canaries"]
     included: Bool[np.ndarray, " canaries"]
-    test_accuracy: float  # shows that it was a real training
+    test_accuracy: float  # shows that the training was real
 
 
 class Bounds(NamedTuple):
-    """Lower bounds on ε, each at the stated confidence by itself, and the guesses behind both.
+    """Two lower bounds on ε, each with the stated confidence alone, and the guesses behind them.
 
-    `epsilon_lower` is of a mechanism whose trade-off function is that of the Poisson-sampled
-    Gaussian for some σ, `epsilon_lower_any` of any mechanism. Of other batches than Poisson's both
-    are the latter.
+    `epsilon_lower` holds for mechanisms with the trade-off function of the Poisson-sampled Gaussian
+    for some σ, `epsilon_lower_any` for any mechanism. Without Poisson batches, the two are equal.
     """
 
     epsilon_lower: float
@@ -78,62 +79,69 @@ class Bounds(NamedTuple):
 
 
 def build(config: ConfigDict, num_canaries: int) -> Trainer:
-    """A user's experiment with m canaries after the rows of its training split.
+    """The trainer of a user's config, with m canaries after the rows of the training split.
 
-    N counts all canaries, q = l/N, and the noise is planned for that, at the config's ε. The last m
-    rows are the canaries. Diagnostics are switched off: nothing is read on the side. InputError if
-    the config is not private, or of users, its noise is correlated over steps, or m is not from 1
-    to the number of parameters.
+    N counts all canaries, and the noise is planned for q = l/N at the config's ε. Diagnostics are
+    off.
+
+    Raises:
+      InputError: if the config is not private, protects users, sets N, streams its data or
+        correlates the noise over steps, or if m is not from 1 to the number of parameters.
     """
     if not methods.is_private(config.method.name):
-        raise InputError("a non-private run claims no ε to audit")
+        raise InputError(f"method {config.method.name} has no ε to audit: choose a private one")
     if config.num_examples is not None:
-        raise InputError("one run is audited of an N that is counted: num_examples must not be set")
+        raise InputError("bam audit --one_run counts N: leave out --config.num_examples")
     if config.dataset.group_size:
         raise InputError(
-            "one run is audited of examples, not of users: dataset.group_size must be 0"
+            "bam audit --one_run audits examples, not users: set --config.dataset.group_size=0"
         )
     config = config.copy_and_resolve_references()
     config.diagnostics.every = 0
     dataset = loading.make_dataset(config.dataset, config.features)
     if datasets.streams(dataset):
-        raise InputError("one run is audited on data in memory: set dataset.memory=device")
+        raise InputError(
+            "bam audit --one_run needs data in memory: set --config.dataset.memory=device"
+        )
     images, labels = dataset.train
     num_real = len(labels)
     images = np.concatenate([images, np.zeros((num_canaries, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.zeros(num_canaries, labels.dtype)])
     built = build_trainer(config, dataset._replace(train=datasets.Split(images, labels)))
     if len(built.plan.mechanism.strategy) > 1:
-        raise InputError("one run is audited of independent noise, not of mechanism banded's")
+        raise InputError(
+            "bam audit --one_run needs independent noise, not mechanism banded: "
+            "set --config.mechanism.name=poisson"
+        )
     if not 1 <= num_canaries <= built.num_params:
         raise InputError(
-            f"canaries must be from 1 to the number of parameters, {built.num_params}, "
-            f"got {num_canaries}"
+            f"--canaries={num_canaries} must be from 1 to the number of parameters, "
+            f"{built.num_params}"
         )
     return dataclasses.replace(built, oracle=with_canaries(built.oracle, num_real, num_canaries))
 
 
-def with_canaries(own: Oracle, num_real: int, num_canaries: int) -> Oracle:
-    """An oracle but for canaries, the examples after the first `num_real`: single entries."""
+def with_canaries(oracle: Oracle, num_real: int, num_canaries: int) -> Oracle:
+    """The oracle, with single entries as the gradients of canaries, the rows from `num_real` on."""
 
     def grad(params: Params, example: dict[str, PyTree]) -> Grads:
-        grads, number = own.grad(params, example), example["row"] - num_real
-        is_canary = (number >= 0) & (number < num_canaries)  # a padded row is none
+        grads, number = oracle.grad(params, example), example["row"] - num_real
+        is_canary = (number >= 0) & (number < num_canaries)  # not for a padded row
         entries = jnp.asarray(entries_of(pytree.num_params(params), num_canaries))
         entry = entries[jnp.clip(number, 0, num_canaries - 1)]
         leaves, structure = jax.tree.flatten(grads)
-        start, kept = 0, []
+        start, results = 0, []
         for leaf in leaves:
-            here = (jnp.arange(leaf.size) == entry - start).reshape(leaf.shape)
-            kept.append(jnp.where(is_canary, CANARY_NORM * here, leaf).astype(leaf.dtype))
+            one_hot = (jnp.arange(leaf.size) == entry - start).reshape(leaf.shape)
+            results.append(jnp.where(is_canary, CANARY_NORM * one_hot, leaf).astype(leaf.dtype))
             start += leaf.size
-        return jax.tree.unflatten(structure, kept)
+        return jax.tree.unflatten(structure, results)
 
-    return Oracle(own.ascend, grad)
+    return Oracle(oracle.ascend, grad)
 
 
 def entries_of(num_params: int, num_canaries: int) -> Int[np.ndarray, " canaries"]:
-    """The entry of the parameters, laid end to end, that each canary's gradient is made of."""
+    """The index of each canary's entry in the parameters, which are laid end to end."""
     return np.random.default_rng(0).permutation(num_params)[:num_canaries].astype(np.int32)
 
 
@@ -144,15 +152,20 @@ def run(
     on_row: Callable[[JsonObject], None] = lambda row: None,
     log: Callable[[str], None] = lambda line: None,
 ) -> OneRun:
-    r"""Trains once, with each canary that its coin includes, and scores all; nothing is written.
-
-    `built` is of so many canaries, see `build`.
+    r"""Trains once, with the canaries that their coins include, and scores all; writes no file.
 
     The score is the logarithm of the likelihood ratio of "in" and "out": the sum over the steps of
-    $\log(1 - q + q e^{(x - 1/2)/s^2})$, or with random allocation over the epochs of the logarithm
-    of the mean of $e^{(x - 1/2)/s^2}$. x is the canary's entry of the privatised sum over S, less
-    what the attacker expects of all other examples, and s the spread of all x of the step. `seed`,
-    `on_row` and `log` are those of `loop.train`; the seed is that of the coins, too.
+    $\log(1 - q + q e^{(x - 1/2)/s^2})$, or with random allocation the sum over the epochs of the
+    logarithm of the mean of $e^{(x - 1/2)/s^2}$. Here x is the canary's entry of the privatised
+    sum, less the attacker's estimate of the other examples' sum, divided by S; and s is the spread
+    of all x in the step.
+
+    Args:
+      built: a trainer from `build`.
+      num_canaries: the number of canaries given to `build`.
+      seed: seed of the run and of the coins; None for the operating system's randomness.
+      on_row: as for `loop.train`.
+      log: as for `loop.train`.
     """
     plan, sensitivity = built.plan, built.sensitivity
     num_rows = len(built.dataset.train.labels)
@@ -161,7 +174,7 @@ def run(
     coins_key = seeds.host_key(secrets.randbits(256) if seed is None else seed, "coins")
     coins = chacha.words(coins_key, num_canaries, chacha.nonce(chacha.Stream.COINS, 0))
     included = coins < 2**31
-    rng = np.random.default_rng(0)  # the attacker's own
+    rng = np.random.default_rng(0)  # the attacker's
     takes_part = np.ones(num_rows, bool)
     takes_part[num_real:] = included
     sample_size = min(num_real, max(1, plan.expected_batch_size // SAMPLE_SHARE))
@@ -173,10 +186,12 @@ def run(
         sample = rng.choice(num_real, sample_size, replace=False).astype(np.int32)
         mean = flat(built.means(state, data, sample)[0].clipped)[entries]
         indices, mask = (np.asarray(x) for x in batch)
-        here = mask & takes_part[np.where(mask, indices, 0)]  # every other example is as before
-        state = built.take_step(state, data, sampling.PaddedBatch(indices, here))
+        # Excluded canaries are masked, so places and draws of the other examples stay the same.
+        included_mask = mask & takes_part[np.where(mask, indices, 0)]
+        state = built.take_step(state, data, sampling.PaddedBatch(indices, included_mask))
         total = plan.expected_batch_size * flat(state.private_grad)[entries]
         x = (total - plan.sampling_prob * num_real * mean) / sensitivity
+        # The median deviation, because the canaries in the batch, a share q, hardly change it.
         variance = (stats.median_abs_deviation(x) / special.ndtri(0.75)) ** 2
         log_ratios.append((x - 0.5) / variance)
         return state
@@ -190,26 +205,28 @@ def run(
 def scores_of(
     log_ratios: Float[np.ndarray, "steps canaries"], plan: PrivacyPlan
 ) -> Float[np.ndarray, " canaries"]:
-    """The log-likelihood ratio of a run, of those of its steps for whoever is in their batch.
+    """The log-likelihood ratios of a run, from those of its steps for a canary in the batch.
 
-    It leaves out what is equal for all canaries: the ratio without any evidence, beside which small
-    differences would be rounded away, so that scores tie. Nothing is taken out of its logarithm,
-    for the same reason.
+    The ratio without evidence, which is the same for all canaries, is left out: beside it, small
+    differences would be rounded away, and scores would tie. For the same reason an epoch's score is
+    `logaddexp(0, evidence - offset)` and not `logaddexp(offset, evidence) - offset`.
     """
     prob, period = plan.mechanism.sampling_prob, plan.mechanism.period
     epochs = [log_ratios[i : i + period] for i in range(0, len(log_ratios), period)]
-    drawn = np.array([special.logsumexp(epoch, axis=0) for epoch in epochs])
-    in_none = np.array([1 - len(epoch) * prob for epoch in epochs])  # of the steps of an epoch
-    in_none[in_none < 1e-9] = 0.0  # but for rounding
+    evidence = np.array([special.logsumexp(epoch, axis=0) for epoch in epochs])
+    # The probability that a canary is in no batch of an epoch; in a complete one 0, up to rounding.
+    in_none = np.array([1 - len(epoch) * prob for epoch in epochs])
+    in_none[in_none < 1e-9] = 0.0
     with np.errstate(divide="ignore"):
-        less = np.log(in_none / prob)[:, None]
-    return np.sum(np.where(less > -np.inf, np.logaddexp(0, drawn - less), drawn), axis=0)
+        offset = np.log(in_none / prob)[:, None]
+    scores = np.where(offset > -np.inf, np.logaddexp(0, evidence - offset), evidence)
+    return np.sum(scores, axis=0)
 
 
 def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
-    """Lower bounds on ε from one run; `guesses` is fixed before, so no choice is corrected for."""
+    """Lower bounds on ε from one run, with the number of guesses that `guesses` fixes before it."""
     if not 0 < confidence < 1:
-        raise InputError(f"confidence must be between 0 and 1, got {confidence}")
+        raise InputError(f"--confidence={confidence} must be between 0 and 1, such as 0.95")
     num_canaries, level = len(seen.scores), 1 - confidence
     num_guesses = guesses(num_canaries)
     order, half = np.argsort(seen.scores), num_guesses // 2
@@ -227,21 +244,21 @@ def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
 
 
 def guesses(num_canaries: int) -> int:
-    """How many guesses are made, half "in" and half "out": public, and known before the run."""
+    """The number of guesses, half "in" and half "out": public, and fixed before the run."""
     return max(2, 2 * round(GUESSED_SHARE * num_canaries / 2))
 
 
 def epsilon_any_mechanism(
     num_canaries: int, num_guesses: int, num_correct: int, delta: float, level: float = 0.05
 ) -> float:
-    r"""The largest ε such that no (ε, δ)-DP mechanism allows so many correct guesses.
+    r"""The largest ε that is refuted: no (ε, δ)-DP mechanism allows so many correct guesses.
 
-    Of r guesses, v are right with probability at most
+    At least v of r guesses are right with probability at most
 
     $\beta + 2 m \delta \max_i (P[B \ge v - i] - \beta)/i,\quad \beta = P[B \ge v]$
 
-    where B is binomial of r draws with probability 1/(1 + e^-ε) and m the number of canaries. The
-    level is one minus the confidence.
+    where B is binomial with r draws and probability 1/(1 + e^-ε), and m is the number of canaries.
+    `level` is one minus the confidence.
 
     Source: Theorem 5.2 and Appendix D of Steinke et al. 2023.
     """
@@ -264,7 +281,7 @@ def epsilon_any_mechanism(
 def tradeoff_is_possible(
     f: tradeoff.Tradeoff, num_canaries: int, num_guesses: int, num_correct: int, level: float = 0.05
 ) -> bool:
-    """Whether an f-DP mechanism, f symmetric, could allow so many correct guesses, at this level.
+    """Whether an f-DP mechanism with symmetric f may allow so many correct guesses, at this level.
 
     Source: Algorithm 3 of Mahloujifar et al. 2024 ("with cap"), for coins.
     """
@@ -273,7 +290,7 @@ def tradeoff_is_possible(
     for i in range(num_correct - 1, -1, -1):
         least = max(wrong, float(f(np.array([1 - right]))[0]))
         if least == wrong:
-            break  # neither changes any more
+            break  # from here on, neither changes
         right = min(1.0, right + i / (num_guesses - i) * (least - wrong))
         wrong = least
     return right + wrong <= num_guesses / num_canaries

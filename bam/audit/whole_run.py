@@ -1,12 +1,12 @@
-"""An audit of the loop itself: real runs, cut and resumed, with and without a seed.
+"""An audit of the training loop: real runs, stopped and resumed, with and without a seed.
 
-`record` runs `loop.train` and notes, of every step, the batch that was used and the noise that
-was added. `p_values` holds them against what the proof assumes: noise that is new, of the right
-size and independent in every entry of every step of every run, and batches in which each example
-is with probability q, independently of everything.
+`record` runs `loop.train` and records the batch and the noise of every step. `p_values` tests the
+assumptions of the proof: the noise is new, has the right size, and is independent in every entry
+of every step of every run; each example is in each batch with probability q, independently of all
+else.
 
-The noise of a step is what its privatised sum has beyond the clipped gradients of its batch, which
-`Trainer.means` computes again. A gradient that is wrong in both is not seen here, but by the
+The noise of a step is its privatised sum minus the clipped gradients of its batch, which
+`Trainer.means` computes again. A gradient that is wrong in both is not found here, but by the
 canary of `bam.audit.canary`.
 """
 
@@ -32,10 +32,10 @@ from bam.training.trainer import Trainer
 
 
 class Run(NamedTuple):
-    """What the loop was seen to do, step by step: noise added, and examples in the batch.
+    """The record of a run: each step's noise, and the examples in its batch.
 
-    The noise has every leaf of a step in one row, over its planned deviation σ·S. `renewed` is the
-    step after which secret randomness was drawn anew, 0 if never.
+    A row of `noise` has all leaves of a step, divided by the planned deviation σ·S. `renewed` is
+    the step after which secret randomness was drawn anew, 0 if it was not.
     """
 
     noise: Float[np.ndarray, "steps entries"]
@@ -43,17 +43,17 @@ class Run(NamedTuple):
     renewed: int = 0
 
     def parts(self) -> list["Run"]:
-        """The run before and after its randomness was drawn anew; itself, if it never was."""
+        """The run before and after new randomness was drawn, or the run itself if it was not."""
         cuts = [self.renewed] if self.renewed else []
         pieces = (np.split(x, cuts) for x in (self.noise, self.members))
         return [Run(*piece) for piece in zip(*pieces, strict=True)]
 
 
 def record(trainer: Trainer, seed: int | None, cut: int = 0) -> Run:
-    """Runs `loop.train`, stopped and resumed after step `cut` unless 0; returns what it did.
+    """Runs `loop.train` and records it; unless `cut` is 0, stops after that step and resumes.
 
-    The trainer is of a small model, as all noise is kept. InputError if it is not private, or
-    its clip changes the noised mean (`finish`), from which the noise cannot be read.
+    The model must be small, because all noise stays in memory. InputError if the run is not
+    private, or if its clip changes the noised mean (`finish`), which hides the noise.
     """
     plan = trainer.plan
     noise_std = plan.noise_multiplier * trainer.sensitivity
@@ -86,27 +86,29 @@ def record(trainer: Trainer, seed: int | None, cut: int = 0) -> Run:
 
 
 def audit(trainer: Trainer) -> dict[str, float]:
-    """Three runs, of which the first has a seed, each cut in the middle and resumed: `p_values`."""
+    """`p_values` of three runs, each stopped in the middle and resumed; the first has a seed."""
     cut = trainer.plan.num_steps // 2
     return p_values(trainer, [record(trainer, seed, cut) for seed in (0, None, None)])
 
 
 def p_values(trainer: Trainer, runs: Sequence[Run]) -> dict[str, float]:
-    """Holds recorded runs against the plan, alone and with each other.
+    """p-values of recorded runs, tested against the plan and against each other.
 
-    The runs are independent: at most one of them with a given seed. The p-values are those of
-    `checks.noise_p_values` and `checks.batches_p_values`; see `checks.failures`.
+    They are those of `checks.noise_p_values` and `checks.batches_p_values`; see `checks.failures`.
+    The runs must be independent: at most one for each seed.
     """
     leaves = jax.tree.leaves(jax.eval_shape(lambda: trainer.init(0).params))
     runs = [part for run in runs for part in run.parts()]
-    strategy = trainer.plan.mechanism.strategy  # of noise that is correlated, what is fresh
+    # Correlated noise is C⁻¹ z, with the strategy C, so C leaves the independent z to test. After
+    # a resume with new randomness z starts anew, so the parts are filtered one by one.
+    strategy = trainer.plan.mechanism.strategy
     fresh = [signal.lfilter(strategy, [1.0], run.noise, axis=0) for run in runs]
     noise_p_values = checks.noise_p_values(fresh, [leaf.size for leaf in leaves])
     return noise_p_values | checks.batches_p_values([run.members for run in runs], trainer.plan)
 
 
 def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:
-    """All leaves one after the other, in float64 on the host."""
+    """All leaves end to end, in float64 on the host."""
     return np.concatenate(
         [np.ravel(x).astype(float) for x in jax.tree.leaves(jax.device_get(tree))]
     )
@@ -115,7 +117,8 @@ def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:
 def sum_of_clipped(
     trainer: Trainer, state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
 ) -> Float[np.ndarray, " entries"]:
-    """The sum of a batch's clipped gradients, all rows less the padding, as `flat`; NOT PRIVATE."""
+    """The sum of a batch's clipped gradients without its padding, as `flat`; NOT PRIVATE."""
+    # `means` averages all rows, so the padding's part is computed and subtracted.
     num_padding = int(np.sum(~np.asarray(batch.mask)))
     rows, padding = (
         len(indices) * flat(trainer.means(state, data, indices)[0].clipped)

@@ -28,7 +28,7 @@ def sweep(given: flags.FlagValues) -> int:
     if set_twice := sorted(fixed & chosen.keys()):
         raise InputError(f"--private sets {', '.join(set_twice)} itself: leave it out")
     fixed |= {"dataset.holdout", *chosen}
-    study = comparison.grid(
+    study = comparison.make_study(
         lambda method: method_config(file, method, overrides, fixed),
         given.methods,
         chosen,
@@ -47,7 +47,7 @@ def sweep(given: flags.FlagValues) -> int:
         first = studies.run_missing(study.configs(1), workdir, should_stop, console.say)
         if not all(first.values()):
             return console.STOPPED
-        study = comparison.best(study, first, given.best)
+        study = comparison.keep_best(study, first, given.best)
     rows, runs = studies.carry_out(study, given.num_seeds, workdir, out, should_stop, console.say)
     shown = studies.columns(study.columns, rows)
     # A comparison is of no use without what is compared, its figure and how sure it is.

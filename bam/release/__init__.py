@@ -1,4 +1,4 @@
-"""What of a run may be published: weights, a statement of what they guarantee, reading them back.
+"""Releases: export a run's weights with their guarantee, read them back, and report on a run.
 
-It imports whatever `training` does, and `training`.
+Imports `bam.training` and the packages below it.
 """

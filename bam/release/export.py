@@ -1,7 +1,7 @@
-"""What may be released of a run: its averaged weights, and what they guarantee.
+"""Writes a release: a run's averaged weights and their guarantee, in a folder of its own.
 
-A release is a folder of its own. Nothing in it comes from private data except the weights: it is
-put together from a list of what may be in it, never by leaving things out.
+Nothing in it comes from private data except the weights. Its contents come from a list of what may
+be published, never from leaving things out, so whatever is new in a run stays private.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from bam.privacy import checkpoint, statement
 from bam.privacy.run import CHECKPOINTS
 from bam.privacy.selection import CHOSEN
 from bam.provenance import git_commit
-from bam.release.load import NOT_OF, Released, Shapes, build, check_shapes, load
+from bam.release.load import WRONG_WEIGHTS, Released, Shapes, build, check_shapes, load
 from bam.release.records import Run, read
 from bam.training import parts
 from bam.training.keys import BY_NAME
@@ -42,7 +42,7 @@ __all__ = ["CHOSEN", "Released", "export", "load"]
 
 FILES = ("PRIVACY.md", "config.json", "model.json", "weights.npz", "weights.safetensors")
 
-# Numbers, and names or expressions without a folder in them.
+# Numbers, names and expressions. Without slashes, so it cannot be a path of this machine.
 _PLAIN = re.compile(r"[\w.:|^$()*+?\[\]-]*")
 
 
@@ -54,67 +54,71 @@ def export(
     own_model: str = "",
     stablehlo: bool = False,
 ) -> None:
-    """Writes what may be released of a finished private run, all of it or nothing.
+    """Writes the release of a finished private run, either complete or not at all.
 
     The folder gets `weights.safetensors` and `weights.npz` (the same averaged weights under the
-    same names, like `Dense_0/kernel`), `model.json` (what the network is), `config.json` (the
-    settings) and `PRIVACY.md`.
+    same names, like `Dense_0/kernel`), `model.json` (a description of the network), `config.json`
+    (the public settings) and `PRIVACY.md`.
 
     Args:
-      workdir: the run's folder; it is only read. Its data set is not needed.
+      workdir: the run's folder, which is only read. The data set is not needed.
       out: folder to create; it may exist if it is empty.
-      nominal: also take a run with a seed, whose ε holds against nobody who knows or guesses it;
-        `PRIVACY.md` begins by saying so.
-      own_model: of a run with a model of one's own, its MODULE:FUNCTION, which is then imported.
+      nominal: also release a run with a seed. Its ε does not hold against whoever knows or guesses
+        the seed, and `PRIVACY.md` begins by saying so.
+      own_model: MODULE:FUNCTION of the network, which is imported, if it is the user's own.
       stablehlo: also write `model.stablehlo`, the network with its weights as a program.
 
     Raises:
-      InputError: if the run is unfinished, not private, has a seed, keeps no weights, is a trial of
-        a private search but not the chosen one, or its records disagree. FileExistsError: if `out`
-        holds anything. Then nothing is written.
+      InputError: if the run is unfinished, not private, has a seed without `nominal`, has no
+        checkpoint, is a trial of a private search but not the chosen one, or its records disagree.
+        FileExistsError: if `out` is not empty. In each case nothing is written.
     """
     workdir, out = user_path(workdir), user_path(out)
     run = read(workdir)
     _check(run, nominal)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} is not empty; choose another --out")
-    facts = _model_facts(run)
-    params = _averaged(run, build(facts, own_model).like)
-    named = {name: np.asarray(x) for name, x in traverse_util.flatten_dict(params, sep="/").items()}
-    facts["bfloat16"] = [name for name, x in named.items() if x.dtype == jnp.bfloat16]
-    named |= {name: named[name].astype(np.float32) for name in facts["bfloat16"]}
-    content = safetensors.numpy.save(named)
-    facts["weights_sha256"] = hashlib.sha256(content).hexdigest()
+    description = _describe_model(run)
+    params = _averaged(run, build(description, own_model).like)
+    leaves = traverse_util.flatten_dict(params, sep="/")
+    arrays = {name: np.asarray(x) for name, x in leaves.items()}
+    # As float32, which loses nothing: NumPy's files and most readers lack bfloat16.
+    description["bfloat16"] = [name for name, x in arrays.items() if x.dtype == jnp.bfloat16]
+    arrays |= {name: arrays[name].astype(np.float32) for name in description["bfloat16"]}
+    content = safetensors.numpy.save(arrays)
+    description["weights_sha256"] = hashlib.sha256(content).hexdigest()
     stated = settings(run)
     text = statement_of(run, made_by())
     make_folder(out.parent)
+    # Written beside `out` and renamed, so `out` is never half a release.
     partial = out.with_name(f"{out.name}.partial")
     try:
         partial.mkdir()
     except FileExistsError:
         raise FileExistsError(
-            f"{partial} is left of an export that was cut short; delete it"
+            f"{partial} is left from an export that was cut short; delete it"
         ) from None
     try:
         (partial / "weights.safetensors").write_bytes(content)
-        np.savez(partial / "weights.npz", allow_pickle=False, **named)
-        write_json(partial / "model.json", facts)
+        np.savez(partial / "weights.npz", allow_pickle=False, **arrays)
+        write_json(partial / "model.json", description)
         write_json(partial / "config.json", stated)
         write_text(partial / "PRIVACY.md", text)
+        # Read back first: a release that cannot be loaded is not published.
         released = load(partial, own_model)
         if stablehlo:
             (partial / "model.stablehlo").write_bytes(as_stablehlo(released))
         replace(partial, out)
-    except BaseException:
+    except BaseException:  # Ctrl-C too
         shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
 def as_stablehlo(released: Released) -> bytes:
-    """A release as a program of `jax.export`: uint8 images `[n, h, w, c]`, any n, to logits.
+    """A release as a program of `jax.export`: uint8 images `[n, h, w, c]`, for any n, to logits.
 
-    `jax.export.deserialize(BYTES).call(images)` runs it without bam, on CPU, GPU or TPU; its
-    StableHLO is what other compilers read. It names no place in the code, which would tell paths.
+    `jax.export.deserialize(BYTES).call(images)` runs it without bam, on CPU, GPU or TPU. Other
+    compilers read its StableHLO. It contains no source locations, because these are paths.
     """
     with needs("stablehlo"):
         import flatbuffers  # noqa: F401 (jax.export writes with it)
@@ -122,17 +126,17 @@ def as_stablehlo(released: Released) -> bytes:
         jax.ShapeDtypeStruct((1, *released.facts["image_shape"]), np.uint8), "n, ..."
     )
     program = jax.jit(lambda images: released.logits(released.params, images))
-    with _without_places():
+    with _without_locations():
         exported = jax_export.export(program, platforms=("cpu", "cuda", "tpu"))(images)
     return bytes(exported.serialize())
 
 
 @contextlib.contextmanager
-def _without_places() -> Iterator[None]:
-    """JAX writes programs without the files and lines that they were traced from."""
+def _without_locations() -> Iterator[None]:
+    """Within it, JAX lowers programs without the files and lines that they were traced from."""
     before = jax.config.jax_traceback_in_locations_limit  # type: ignore[attr-defined]
     jax.config.update("jax_traceback_in_locations_limit", 0)
-    jax.clear_caches()  # what was lowered before has them
+    jax.clear_caches()  # cached lowerings still have locations
     try:
         yield
     finally:
@@ -140,19 +144,19 @@ def _without_places() -> Iterator[None]:
 
 
 def _check(run: Run, nominal: bool) -> None:
-    """Refuses what must not be released, or not with this statement."""
-    where = f"the run in {run.workdir}"
+    """InputError for a run that must not be released, or not with its statement."""
+    name = f"the run in {run.workdir}"
     if not run.summary:
-        raise InputError(f"{where} is not finished; only a finished one is released")
+        raise InputError(f"{name} is not finished; continue it with bam train before bam export")
     if not run.private:
-        raise InputError(f"{where} is not private; there is nothing to state")
+        raise InputError(f"{name} is not private; only private runs are released")
     if fault := next(run.faults(), None):
-        raise InputError(f"{where}: {fault}")
+        raise InputError(f"{name}: {fault}")
     run.check_chosen()
     if run.nominal and not nominal:
         raise InputError(
-            f"{where} has a seed: whoever knows or guesses it can remove the noise. "
-            "Train without --config.seed, or give --nominal to release it with that said"
+            f"{name} has a seed: whoever knows or guesses it can remove the noise. "
+            "Train without --config.seed, or add --nominal, and PRIVACY.md will say so"
         )
 
 
@@ -163,30 +167,30 @@ def made_by() -> str:
 
 def statement_of(run: Run, exported_by: str, released: str = statement.FOLDER) -> str:
     """The text of `PRIVACY.md` of a finished run."""
-    # Of a data set of one's own the name is not told.
-    named = {
+    # The name of a user's own data set stays private, as in `settings`.
+    own_parts = {
         key: name if _is_plain(name) and key != "dataset.name" else ""
         for key, name in statement.parts_of(run.config).items()
     }
-    facts = statement.fields_of_run(
+    content = statement.fields_of_run(
         one_line(settings(run)),
         run.plan,
         run.summary,
         data=data_in_words(run),
         diagnosed=run.diagnosed,
-        own_parts=one_line(named),
+        own_parts=one_line(own_parts),
         features_words=parts.words("features", run.config.get("features", {}).get("name", "")),
         exported_by=exported_by,
         released=released,
     )
-    return statement.text_of(facts)
+    return statement.text_of(content)
 
 
 def public_keys(config: JsonObject) -> list[str]:
-    """The keys of a config that a release repeats: those of the table, and options of our parts.
+    """The keys of a config that a release repeats: public keys, and public options of bam's parts.
 
-    What is not there stays behind: the seed, paths, how fast it was computed, options of a user's
-    own functions, any key yet to come.
+    All others stay private: the seed, paths, settings of speed, options of a user's own functions,
+    and every key that is not marked as public.
     """
     public = [key.name for key in BY_NAME.values() if key.public]
     for section in parts.SECTIONS:
@@ -196,9 +200,9 @@ def public_keys(config: JsonObject) -> list[str]:
 
 
 def settings(run: Run) -> JsonObject:
-    """What may be said of a run's config, nested as it is.
+    """The public part of a run's config, with its sections.
 
-    Of a data set of one's own neither name nor folder is.
+    If the data set is the user's own, its name is "folder" here and its path is left out.
     """
     stated: JsonObject = {}
     for name in public_keys(run.config):
@@ -208,13 +212,13 @@ def settings(run: Run) -> JsonObject:
             stated.setdefault(section, {})
         if key in values and _is_plain(values[key]):
             (stated[section] if section else stated)[key] = values[key]
-    stated["dataset"]["name"] = _known_name(run) or "folder"
+    stated["dataset"]["name"] = _public_name(run) or "folder"
     return stated
 
 
 def data_in_words(run: Run) -> str:
-    """What may be said of a run's data."""
-    name = _known_name(run)
+    """The public description of a run's data."""
+    name = _public_name(run)
     return f"the data set `{name}`" if name else "a data set of its author's own"
 
 
@@ -226,24 +230,26 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float)
 
 
-def _known_name(run: Run) -> str:
-    """The name of a well-known data set, or nothing: a name of one's own is part of a path."""
-    name = run.summary.get("dataset", "")  # a run may be given its data
+def _public_name(run: Run) -> str:
+    """The name of a data set that bam knows; "" for a user's own, whose name is part of a path."""
+    # The summary has the data that were used, which a caller may have passed in.
+    name = run.summary.get("dataset", "")
     return name if name in datasets.DATASETS and name == run.config["dataset"]["name"] else ""
 
 
-def _model_facts(run: Run) -> JsonObject:
-    """What it takes to make the network again; public, all of it."""
+def _describe_model(run: Run) -> JsonObject:
+    """The contents of `model.json`, from which `load` makes the network again; all public."""
     section = run.config["model"]
-    own = ":" in section["name"]
+    is_own = ":" in section["name"]
     public = public_keys(run.config)
     unknown = [
-        k for k, v in section.items() if not (_is_plain(v) if own else f"model.{k}" in public)
+        k for k, v in section.items() if not (_is_plain(v) if is_own else f"model.{k}" in public)
     ]
     if unknown:
         raise InputError(f"a release cannot describe a model with {', '.join(unknown)}")
     features = run.summary.get("features")
-    raw = json.loads((run.workdir / "summary.json").read_text())  # names in all their characters
+    # Read again, because `run.summary` lacks line breaks and the like: names of classes stay exact.
+    raw = json.loads((run.workdir / "summary.json").read_text())
     return {
         "model": section,
         "loss": run.config["loss"]["name"],
@@ -270,22 +276,23 @@ def _model_facts(run: Run) -> JsonObject:
 
 
 def _averaged(run: Run, like: Shapes) -> PyTree:
-    """The averaged weights after the last step, and what was frozen, without low-rank factors."""
+    """The averaged weights after the last step and the frozen ones, with LoRA's factors merged."""
     newest = checkpoint.newest(run.workdir / CHECKPOINTS)
     if newest is None:
         raise InputError(
             f"the run in {run.workdir} kept no weights; train with --config.checkpoint.every "
             "above 0"
         )
-    facts, arrays = checkpoint.read(newest, lambda name: name.startswith(("averaged/", "frozen/")))
+    header, arrays = checkpoint.read(newest, lambda name: name.startswith(("averaged/", "frozen/")))
     taken = run.summary.get("steps_taken", run.plan.num_steps)
-    if facts["step"] != taken or one_line(facts["record"]) != run.plan_record:
+    # An earlier checkpoint, or one of another plan, does not have the weights of this statement.
+    if header["step"] != taken or one_line(header["record"]) != run.plan_record:
         raise InputError(f"the newest checkpoint of {run.workdir} is not of the end of this run")
-    named = {name.partition("/")[2]: jnp.asarray(array) for name, array in arrays}
-    whole = lora.folded(traverse_util.unflatten_dict(named, sep="/"))
-    named, names = traverse_util.flatten_dict(whole, sep="/"), pytree.names(like)
-    if named.keys() != set(names):
-        raise InputError(NOT_OF.format(newest))
-    params = jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in names])
+    leaves = {name.partition("/")[2]: jnp.asarray(array) for name, array in arrays}
+    merged = lora.folded(traverse_util.unflatten_dict(leaves, sep="/"))
+    leaves, names = traverse_util.flatten_dict(merged, sep="/"), pytree.names(like)
+    if leaves.keys() != set(names):
+        raise InputError(WRONG_WEIGHTS.format(newest))
+    params = jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in names])
     check_shapes(run.workdir, params, like)
     return params

@@ -1,6 +1,7 @@
-"""A released model, read back: weights, and the network that they are of.
+"""Reads a release back: the weights, and the network that they belong to.
 
-What a release holds is `bam.release.export`'s matter.
+The release may be a stranger's. No file in it may run code here, fill the memory, compute for hours
+or fail with anything but an `InputError` of one line. `bam.release.export` writes releases.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ with needs("train"):
     from flax import traverse_util
     from ml_collections import ConfigDict
 
-Shapes: TypeAlias = PyTree  # of parameters: nested dicts of `jax.ShapeDtypeStruct`
+Shapes: TypeAlias = PyTree  # nested dicts of `jax.ShapeDtypeStruct`, like the parameters
 
 Images: TypeAlias = Num[np.ndarray | Array, "*n h w c"]
 
@@ -39,14 +40,14 @@ class Released(NamedTuple):
 
     Attributes:
       params: the weights.
-      logits: `(params, images) -> [n, classes]`, compiled; images `[n, height, width, channels]` as
-        the data set has them (uint8 pixels, or float features in their own units), also if the run
-        trained on features of them by scattering; by a backbone or a map of its author's own, the
+      logits: `(params, images) -> [n, classes]`, compiled. The images are `[n, height, width,
+        channels]` as in the data set: uint8 pixels, or float features in their own units. If the
+        run trained on features by scattering or the prior, `logits` computes them. If they came
+        from a backbone or the author's own map, which no release holds, `images` must be these
         features.
-      prepare: `images -> inputs`: their features, if any, and normalisation, the first thing that
-        `logits` does.
-      model: the network as functions of such inputs, for training on.
-      facts: what `model.json` says: the `classes`, by name or else by number, and more.
+      prepare: `images -> inputs`, the first step of `logits`: features, if any, then normalisation.
+      model: the network as functions of such inputs, to continue training.
+      facts: the contents of `model.json`; `classes` are numbers if it has no names.
     """
 
     params: Params
@@ -57,53 +58,73 @@ class Released(NamedTuple):
 
 
 def load(folder: Path | str, own_model: str = "") -> Released:
-    """Reads a release back. Nothing that the folder names is run: it may be a stranger's.
+    """Reads a release, which may be a stranger's: no code that the folder names is run.
 
     Args:
-      folder: as `export` wrote it; `model.json` and `weights.safetensors` are read.
-      own_model: MODULE:FUNCTION of the network, if it is none of bam's: code that you trust.
+      folder: a folder that `export` wrote; `model.json` and `weights.safetensors` are read.
+      own_model: MODULE:FUNCTION of the network, if it is not bam's. It is imported and run, so it
+        must be code that you trust.
 
     Returns:
-      A `Released`; its predictions are those of the run, on the same device to the bit. With
-      features, float16's rounding of a feature may depend on the number of images.
+      A `Released`. On the same device, its predictions equal those of the run bit for bit. With
+      features, rounding to float16 may depend on the number of images.
 
     Raises:
-      InputError: if the files are not such a release, or the weights have another SHA-256 than it
-        says: a check for accidents, as a stranger can edit both.
+      InputError: if the files are not a release, or the SHA-256 of the weights is not the recorded
+        one. That check finds accidents, not fraud, because a stranger can edit both files.
     """
     folder = user_path(folder)
     path, weights = folder / "model.json", folder / "weights.safetensors"
     if not path.exists():
-        raise InputError(f"{folder} is no release: it has no model.json, as bam export writes it")
-    facts = as_object(read_bytes(path, LARGEST_FACTS), path)
-    for key, is_right in FACTS.items():
-        if key not in facts:
-            raise InputError(f"{path} has no {key!r}: it is damaged, or of an earlier version")
-        if not is_right(facts[key]):
-            raise InputError(f"{path} is damaged: {key} is {facts[key]!r:.200}")
-    facts["classes"] = facts["classes"] or [str(k) for k in range(facts["num_classes"])]
-    if len(facts["classes"]) != facts["num_classes"]:
-        raise InputError(f"{path} is damaged: it has {len(facts['classes'])} names of classes")
+        raise InputError(
+            f"{folder} is not a release: it has no model.json; give a folder that bam export wrote"
+        )
+    description = as_object(read_bytes(path, LARGEST_DESCRIPTION), path)
+    # Types first: a text where a number belongs would fail somewhere in Flax or NumPy, or pass.
+    for key, is_valid in FIELDS.items():
+        if key not in description:
+            raise InputError(
+                f"{path} has no {key!r}: it is damaged, or of an earlier version; "
+                "export the run again"
+            )
+        if not is_valid(description[key]):
+            # Cut, because it may be megabytes; as a literal, because it may hold terminal escapes.
+            raise InputError(f"{path} is damaged: {key} is {description[key]!r:.200}")
+    num_classes = description["num_classes"]
+    classes = description["classes"] = description["classes"] or list(map(str, range(num_classes)))
+    if len(classes) != num_classes:
+        raise InputError(
+            f"{path} is damaged: it has {len(classes)} names for {num_classes} classes"
+        )
     try:
-        built = build(facts, own_model)
+        built = build(description, own_model)
     except MissingExtraError:
-        raise
-    except Exception as error:  # whatever a network's layers raise of a stranger's options
+        raise  # the remedy is an installation, not another file
+    except Exception as error:
+        # Every type: a stranger's options reach any layer, which may raise IndexError,
+        # OverflowError, RecursionError or an error of its own.
         damaged = "" if isinstance(error, ValueError) else f"{path} is damaged: "
         lines = str(error).splitlines() or [type(error).__name__]
         raise InputError(f"{damaged}{lines[0]}") from error
-    # The network's parameters are counted, not made: the file must have as many.
+    # The sizes come from shapes alone, before any weight is allocated or read: a `model.json` of a
+    # hundred bytes can describe a network of terabytes, and a weights file can be of any length.
     like = traverse_util.flatten_dict(built.like, sep="/")
     num_bytes = sum(math.prod(x.shape) * max(4, x.dtype.itemsize) for x in like.values())
     check_memory(num_bytes, f"the weights of {path}")
+    # The rest is room for the file's header, which holds the names.
     content = read_bytes(weights, num_bytes + MIB + 2**10 * len(like))
-    named = pretrained.tensors(content, weights)
-    if facts["weights_sha256"] != hashlib.sha256(content).hexdigest():
-        raise InputError(f"{weights} is damaged: it has not the SHA-256 that model.json says")
-    named |= {x: named[x].astype(jnp.bfloat16) for x in facts["bfloat16"] if x in named}
-    if named.keys() != like.keys():
-        raise InputError(NOT_OF.format(folder))
-    params = traverse_util.unflatten_dict(named, sep="/")
+    tensors = pretrained.tensors(content, weights)  # safetensors: a pickle would run code
+    if description["weights_sha256"] != hashlib.sha256(content).hexdigest():
+        raise InputError(
+            f"{weights} is damaged: its SHA-256 is not the one in model.json; "
+            "copy the release again"
+        )
+    # `export` stores bfloat16 as float32.
+    tensors |= {x: tensors[x].astype(jnp.bfloat16) for x in description["bfloat16"] if x in tensors}
+    # Before the names become nested dicts: "a" beside "a/x" would make a weight a dict.
+    if tensors.keys() != like.keys():
+        raise InputError(WRONG_WEIGHTS.format(folder))
+    params = traverse_util.unflatten_dict(tensors, sep="/")
     check_shapes(folder, params, built.like)
     params = jax.tree.map(jnp.asarray, params)
 
@@ -111,21 +132,22 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     def logits(params: Params, images: Images) -> Float[Array, "n classes"]:
         return built.model.logits(params, built.prepare(images))
 
-    return Released(params, logits, built.prepare, built.model, facts)
+    return Released(params, logits, built.prepare, built.model, description)
 
 
 MIB = 2**20
-LARGEST_FACTS = 2**26  # bytes of a `model.json`; the names of classes may be many
+LARGEST_DESCRIPTION = 2**26  # bytes of `model.json`, room for the names of many classes
 LARGEST_INPUT = 2**26  # numbers in an input: 4096 × 4096 in four channels
-# Of an option, such as a width; and of a depth, whose layers are looked at one by one.
-LARGEST_SIZE, LARGEST_DEPTH = 10_000, 512
-LISTS = ("mean", "std", "size")  # of a backbone
-NOT_OF = "the weights in {} are not those of the model it describes"
+LARGEST_SIZE = 10_000  # of an option, such as a width: beyond, a shape may overflow
+LARGEST_DEPTH = 512  # JAX traces layer by layer, so a depth of 10,000 would hardly end
+LISTS = ("mean", "std", "size")  # the options of a backbone that are lists
+WRONG_WEIGHTS = "the weights in {} are not those of the model it describes"
 
 
 def _are_numbers(
     value: object, kinds: tuple[type, ...] = (int, float), above: float = -math.inf
 ) -> bool:
+    # `type`, because True is an int for isinstance; the bound also excludes NaN, which JSON has.
     return isinstance(value, list) and all(
         type(x) in kinds and abs(x) < 2**31 and x > above for x in value
     )
@@ -134,24 +156,25 @@ def _are_numbers(
 def _is_section(value: object) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return False
-    is_own = ":" in value["name"]  # of bam's parts only a backbone takes a list
+    # Among bam's parts only a backbone takes lists; a user's own part may take any.
+    is_own = ":" in value["name"]
 
     def is_option(key: str, x: object) -> bool:
         if isinstance(x, list):
             return (is_own or key in LISTS) and all(is_option(key, each) for each in x)
-        most = LARGEST_DEPTH if key == "depth" else LARGEST_SIZE
-        return isinstance(x, str | float) or (isinstance(x, int) and abs(x) <= most)
+        largest = LARGEST_DEPTH if key == "depth" else LARGEST_SIZE
+        return isinstance(x, str | float) or (isinstance(x, int) and abs(x) <= largest)
 
     return all(is_option(key, x) for key, x in value.items())
 
 
 def _are_texts(kind: Any) -> Callable[[Any], bool]:
-    """A test for values of a type, of texts alone."""
+    """A test for a value of type `kind` that consists of texts; for a dict, its keys are texts."""
     return lambda value: type(value) is kind and all(isinstance(x, str) for x in value)
 
 
-# What a `model.json` must have, and whether a stranger's is of the right type.
-FACTS: Mapping[str, Callable[[Any], bool]] = {
+# The fields that a `model.json` must have, each with a test of its value.
+FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "model": _is_section,
     "num_classes": lambda value: type(value) is int and 0 < value <= 2**20,
     "image_shape": lambda value: (
@@ -170,46 +193,52 @@ FACTS: Mapping[str, Callable[[Any], bool]] = {
 
 
 class Built(NamedTuple):
-    """A network made from its facts, without weights; `like` has their shapes."""
+    """A network made from its description, without weights; `like` has their shapes."""
 
     model: models.Model
     prepare: Callable[[Images], Float[Array, "... k"]]
     like: Shapes
 
 
-def build(facts: JsonObject, own_model: str) -> Built:
-    """The network that a `model.json` describes; `own_model` as of `load`."""
-    shape, section = tuple(facts["image_shape"]), ConfigDict(facts["model"])
+def build(description: JsonObject, own_model: str) -> Built:
+    """The network that a `model.json` describes; `own_model` as for `load`."""
+    shape, section = tuple(description["image_shape"]), ConfigDict(description["model"])
+    # `make_model` imports MODULE:FUNCTION and so runs code: the caller must have named it.
     if ":" in section.name and section.name != own_model:
         raise InputError(
-            f"the model is {section.name}, code that is not bam's: if you trust it, say so with "
-            f"--own_model={section.name} (in Python: own_model)"
+            f"the model is {section.name}, code that is not bam's: if you trust it, add "
+            f"--own_model={section.name} (in Python own_model={section.name!r})"
         )
-    module = parts.make_model(section, facts["num_classes"])
-    # As the run's own evaluation: outside of per-example gradients XLA's convolution is fastest.
-    model = models.as_functions(module, shape, convolution="xla", precision=facts["precision"])
+    module = parts.make_model(section, description["num_classes"])
+    # XLA's convolution, as in the run's evaluation: the fastest without per-example gradients.
+    precision = description["precision"]
+    model = models.as_functions(module, shape, convolution="xla", precision=precision)
     none = datasets.Split(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
-    mean, std = (np.asarray(facts[key], np.float32) for key in ("mean", "std"))
-    dataset = datasets.Dataset("", none, none, facts["num_classes"], mean, std)
+    mean, std = (np.asarray(description[key], np.float32) for key in ("mean", "std"))
+    dataset = datasets.Dataset("", none, none, description["num_classes"], mean, std)
 
-    section = facts.get("features") or {"name": ""}
+    section = description.get("features") or {"name": ""}
     if not _is_section(section):
         raise TypeError(f"features is {section!r}")
     if section["name"] == "prior":
+        # Without a digest, the prior would take this version's weights for those of the run.
         section = {"digest": "none named", **section}
-    elsewhere = ":" in section["name"] or section["name"] == "backbone"  # not in the release
-    feature_map = None if elsewhere else parts.make_features(ConfigDict(section))
+    # A backbone's weights and a user's own map are not in the release. The map is not imported: it
+    # would be a stranger's code.
+    is_elsewhere = ":" in section["name"] or section["name"] == "backbone"
+    feature_map = None if is_elsewhere else parts.make_features(ConfigDict(section))
 
     def prepare(images: Images) -> Float[Array, "... k"]:
         if feature_map is not None:
             images = extraction.to_features(feature_map, images)
-        return datasets.prepare(dataset, images, facts["input_clip_norm"])
+        return datasets.prepare(dataset, images, description["input_clip_norm"])
 
+    # `eval_shape` traces the network without computing or allocating a weight.
     return Built(model, prepare, jax.eval_shape(model.init, jax.random.key(0)))
 
 
-def check_shapes(where: Path, params: PyTree, like: Shapes) -> None:
-    """InputError for weights that are not of a network's shapes."""
+def check_shapes(path: Path, params: PyTree, like: Shapes) -> None:
+    """InputError, which names `path`, for weights of other shapes or dtypes than the network's."""
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, np.dtype(x.dtype)), tree)  # noqa: E731
     if shapes(params) != shapes(like):
-        raise InputError(NOT_OF.format(where))
+        raise InputError(WRONG_WEIGHTS.format(path))

@@ -1,6 +1,6 @@
-"""A page about one run: a single file that a browser shows without network and without scripts.
+"""A page about one run: a single HTML file that needs neither network nor scripts.
 
-What it says of privacy is the statement of a release, word by word.
+Its privacy section is the text of `PRIVACY.md`, word for word.
 """
 
 import contextlib
@@ -26,9 +26,10 @@ with needs("train"):
     import jinja2
     from markdown_it import MarkdownIt
 
-MOST_SHOWN = 30  # classes in a picture
+MOST_CLASSES = 30  # in a chart
 
-# Of Markdown what `statement` writes, and no more: a record that looks like a link stays a text.
+# The Markdown that `statement` writes, without links, images and HTML, so that a stranger's record
+# which looks like one stays text.
 _RULES = ["heading", "fence", "list", "table", "backticks", "emphasis"]
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
@@ -42,24 +43,24 @@ _TEMPLATES.filters |= {"rounded": statement.rounded, "svg": plots.svg}
 
 
 def page(run: Run, *, public: bool, made_by: str) -> str:
-    """The page's HTML; `made_by`: version and commit of the code.
+    """The page's HTML; `made_by` has the version and commit of the code.
 
-    A public one leaves out everything that was computed from data and is not covered by ε, and
-    every setting that a release does not state.
+    A public page leaves out all that was computed from data without being covered by ε, and every
+    setting that a release leaves out.
     """
     about = methods.label(one_line(run.config["method"]["name"]))
     if run.summary:
         about += f" on {export.data_in_words(run).replace('`', '')}"
-    # ε tells of the steps that the plan pays for, or so far of those begun.
-    counted = run.plan.num_steps if run.summary or not run.private else run.begun
+    # A finished run claims the ε of its whole plan, an unfinished one that of the steps begun.
+    counted = run.plan.num_steps if run.summary or not run.private else run.steps_begun
     is_stated = run.private and all(key in run.summary for key in RECORDED)
-    # What is left out is nowhere in what the template can show.
+    # The template gets the public part alone, so that a change of it cannot publish the rest.
     config = export.settings(run) if public else run.config
-    shown = dataclasses.replace(run, config=config, rows=[]) if public else run
+    visible = dataclasses.replace(run, config=config, rows=[]) if public else run
     command, missing = command_of(config)
     epsilon = run.plan.epsilon_after(counted) if run.private else math.inf
     return _TEMPLATES.get_template("report.html").render(
-        run=shown,
+        run=visible,
         public=public,
         title=one_line(about if public else run.workdir.resolve().name),
         about=about,
@@ -70,8 +71,8 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
         faults=list(run.faults()) if run.private and run.summary else [],
         attacker=attacker_charts(run, counted) if run.private and counted else [],
         tests=None if public else _tests(run.summary),
-        accuracy=_measured(shown, "test_accuracy"),
-        measured=_measured(shown, NOT_PRIVATE),
+        accuracy=_charts(visible, "test_accuracy"),
+        measured=_charts(visible, NOT_PRIVATE),
         statement=export.statement_of(run, made_by, "the weights") if is_stated else "",
         settings=json.dumps(config, indent=1, ensure_ascii=False),
         command=command,
@@ -81,18 +82,18 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
 
 
 def attacker_charts(run: Run, counted: int) -> list[Chart]:
-    """What the weights leave to an attacker after so many steps, and ε over the steps."""
+    """Charts of an attacker's power after `counted` steps, and of ε over the steps."""
     plan = run.plan
     steps = sorted({round(plan.num_steps * i / 12) for i in range(13)} | {counted})
     spent = [plan.epsilon_after(step) for step in steps]
-    at = steps.index(counted)
-    over_steps = {"by the plan" if run.summary else "spent": (steps[: at + 1], spent[: at + 1])}
+    now = steps.index(counted)
+    over_steps = {"by the plan" if run.summary else "spent": (steps[: now + 1], spent[: now + 1])}
     if counted < plan.num_steps:
-        over_steps["still planned"] = steps[at:], spent[at:]
+        over_steps["still planned"] = steps[now:], spent[now:]
     rates = [10 ** (i / 20 - 3) for i in range(61)]
-    limits = {"ε and δ alone": lambda rate: statement.most_power(spent[at], plan.delta, rate)}
-    if own := statement.own_power(plan, counted):
-        limits = {"this training": own, **limits}
+    limits = {"ε and δ alone": lambda rate: statement.most_power(spent[now], plan.delta, rate)}
+    if power_of_run := statement.own_power(plan, counted):  # tighter than (ε, δ) alone
+        limits = {"this training": power_of_run, **limits}
     lines = {name: (rates, [power(rate) for rate in rates]) for name, power in limits.items()}
     lines["guessing"] = rates, rates
     recognised = "Participants that an attacker recognises, at most"
@@ -102,10 +103,10 @@ def attacker_charts(run: Run, counted: int) -> list[Chart]:
     ]
 
 
-def _measured(run: Run, beginning: str) -> list[Chart]:
-    """A chart of each measurement whose name begins so."""
+def _charts(run: Run, prefix: str) -> list[Chart]:
+    """A chart over training for each metric whose name begins with `prefix`."""
     charts = []
-    for key in sorted({key for row in run.rows for key in row if key.startswith(beginning)}):
+    for key in sorted({key for row in run.rows for key in row if key.startswith(prefix)}):
         steps, values = zip(
             *((row["step"], row[key]) for row in run.rows if key in row), strict=True
         )
@@ -116,20 +117,20 @@ def _measured(run: Run, beginning: str) -> list[Chart]:
 
 
 def in_words(name: str) -> str:
-    """A figure's name for readers: "Test accuracy" for "test_accuracy"."""
+    """A metric's name for readers: "Test accuracy" for "test_accuracy"."""
     words = name.replace("_", " ").replace("auroc", "AUROC")
     return {"r2": "R²"}.get(words, words[:1].upper() + words[1:])
 
 
 def _tests(summary: JsonObject) -> JsonObject | None:
-    """The figures of test data that a summary has; of the lowest classes if there are many.
+    """The metrics on test data in a summary; with many classes, those of the lowest.
 
-    A stranger's entries that are no figures are left out.
+    Entries of another form, in a stranger's summary, are left out.
     """
     recorded = summary.get("figures")
     if not isinstance(recorded, dict):
         return None
-    whole: JsonObject = {}
+    overall: JsonObject = {}
     members: dict[str, JsonObject] = {}
     for name, interval in recorded.items():
         figure, slash, member = name.partition("/")
@@ -137,36 +138,36 @@ def _tests(summary: JsonObject) -> JsonObject | None:
             members.setdefault(figure, {})[member] = None
         with contextlib.suppress(TypeError, ValueError):
             value, low, high = map(float, interval)
-            shown = value, low, high
+            numbers = value, low, high
             if slash:
-                members.setdefault(figure, {})[member] = shown
+                members.setdefault(figure, {})[member] = numbers
             else:
                 form = "{:.1f} %".format if figure.endswith("accuracy") else "{:.4g}".format
                 factor = 100 if figure.endswith("accuracy") else 1
-                whole[in_words(name)] = [form(factor * x) for x in shown]
+                overall[in_words(name)] = [form(factor * x) for x in numbers]
     charts = {}
     each_is = "label" if summary.get("loss") == "binary" else "class"
     for figure, each in members.items():
-        order = sorted(each, key=lambda x: each[x] or ())  # those without test images first
-        cut = f", the {MOST_SHOWN} lowest of {len(each)}" if len(each) > MOST_SHOWN else ""
+        order = sorted(each, key=lambda x: each[x] or ())  # None, without test images, first
+        cut = f", the {MOST_CLASSES} lowest of {len(each)}" if len(each) > MOST_CLASSES else ""
         charts[f"{in_words(figure)} by {each_is}{cut}"] = {
-            x: each[x] for x in each if x in order[:MOST_SHOWN]
+            x: each[x] for x in each if x in order[:MOST_CLASSES]
         }
     names, confusion = [x[7:] for x in recorded if x.startswith("recall/")], np.zeros(0)
     with contextlib.suppress(TypeError, ValueError):
         confusion = np.array(summary.get("confusion"), float)
-    if confusion.shape != (len(names),) * 2 or len(names) > MOST_SHOWN:
+    if confusion.shape != (len(names),) * 2 or len(names) > MOST_CLASSES:
         names = []
-    return {"whole": whole, "charts": charts, "names": names, "confusion": confusion.tolist()}
+    return {"overall": overall, "charts": charts, "names": names, "confusion": confusion.tolist()}
 
 
 def command_of(config: JsonObject) -> tuple[str, list[str]]:
-    """The command for a recorded config, and its keys that the base config does not have."""
+    """The command that trains with a recorded config, and the keys that the base config lacks."""
     method = config["method"]["name"]
     file = method if method in base.METHODS else "dp_sgd"
-    known = flat(as_json(base.get_config(file)))
-    other = {k: v for k, v in flat(config).items() if k not in known or known[k] != v}
+    defaults = flat(as_json(base.get_config(file)))
+    changed = {k: v for k, v in flat(config).items() if k not in defaults or defaults[k] != v}
     arguments = [f"--config=base:{file}", "--workdir=NEW_FOLDER"]
-    arguments += [f"--config.{key}={value}" for key, value in other.items() if key in known]
+    arguments += [f"--config.{key}={value}" for key, value in changed.items() if key in defaults]
     quoted = [shlex.quote(argument) for argument in arguments]
-    return " \\\n  ".join(["bam train", *quoted]), sorted(other.keys() - known.keys())
+    return " \\\n  ".join(["bam train", *quoted]), sorted(changed.keys() - defaults.keys())

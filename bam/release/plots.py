@@ -1,4 +1,4 @@
-"""Line charts as SVG inside of a page: no file, no script."""
+"""Line charts as SVG elements of a page, without files or scripts."""
 
 import io
 import re
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from bam.extras import MissingExtraError, needs
 from bam.files import JsonObject, drawn
 
-MISSING = ""  # why nothing can be drawn
+MISSING = ""  # the error, if Matplotlib is missing
 try:
     with needs("plots"):
         from matplotlib import style
@@ -22,7 +22,7 @@ NUMBER, SHARE = "{x:.4g}", "{x:.1%}"
 
 
 class Chart(NamedTuple):
-    """Lines over x, with 0 in sight, whose numbers are shown in such forms.
+    """Lines over x. The y axis includes 0; `form` and `x_form` are formats of its numbers.
 
     Examples:
       >>> Chart("Right", "step", {"on the test": ([0, 10], [0.1, 0.875])}, SHARE).words
@@ -33,11 +33,11 @@ class Chart(NamedTuple):
     x_label: str
     lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]  # label -> x, y
     form: str = NUMBER
-    x_form: str = NUMBER  # shares are on an axis of logarithms
+    x_form: str = NUMBER  # for `SHARE` the axis is logarithmic
 
     @property
     def words(self) -> str:
-        """What is said of the chart to whoever does not see it."""
+        """The chart in words, for readers who cannot see it."""
         at = f"{self.form} at {self.x_form.replace('x', 'at')}".format
         ends = (
             f"{label}: from {at(x=y[0], at=x[0])} to {at(x=y[-1], at=x[-1])}"
@@ -47,7 +47,7 @@ class Chart(NamedTuple):
 
 
 def _short(form: str) -> Any:
-    """How an axis shows its numbers: as the form does, but 100% and not 100.0%."""
+    """The format of an axis: `form`, but 100% and not 100.0%."""
     return (lambda x, at: f"{100 * x:.4g}%") if form == SHARE else form
 
 
@@ -59,22 +59,24 @@ def svg(chart: Chart) -> str:
         for (label, (x, y)), dashes in zip(chart.lines.items(), ("-", "--", ":"), strict=False):
             (line,) = axes.plot(x, y, dashes, label=drawn(label), clip_on=False)
             end: JsonObject = {"linewidth": 5, "solid_capstyle": "round", "color": line.get_color()}
-            axes.plot([x[-1]] * 2, [y[-1]] * 2, clip_on=False, **end)  # also the only point
+            # The end as a dot, which also shows a line of one point.
+            axes.plot([x[-1]] * 2, [y[-1]] * 2, clip_on=False, **end)
         axes.set(xlabel=drawn(chart.x_label), xscale="log" if chart.x_form == SHARE else "linear")
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         if chart.x_form != SHARE:
-            whole: JsonObject = {"integer": True, "min_n_ticks": 1}  # no step is 1.25
-            axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], **whole))
+            integers: JsonObject = {"integer": True, "min_n_ticks": 1}  # a step is never 1.25
+            axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 2.5, 5, 10], **integers))
         axes.xaxis.set_major_formatter(_short(chart.x_form))
         axes.yaxis.set_major_formatter(_short(chart.form))
-        axes.tick_params(which="both", left=False, bottom=False)  # they would have names
+        # Without tick marks: in SVG they refer to ids, which are removed below.
+        axes.tick_params(which="both", left=False, bottom=False)
         axes.legend()
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None})
-    # A page has several: without the head, and the names that all would share.
+    # Without ids and the head: a page has several charts, whose equal ids would clash.
     picture = re.sub(r' (id|clip-path|xmlns:\w+)="[^"]*"', "", written.getvalue())
-    others = r"<metadata>.*?</metadata>|<style.*?</style>|.*<!DOCTYPE[^>]*>"
-    picture = re.sub(others, "", picture, flags=re.DOTALL)
-    # Places to two digits: enough to draw, and too few to be taken for a figure of the run.
+    head = r"<metadata>.*?</metadata>|<style.*?</style>|.*<!DOCTYPE[^>]*>"
+    picture = re.sub(head, "", picture, flags=re.DOTALL)
+    # Positions with two decimals are enough to draw, and cannot be read as a number of the run.
     short = lambda number: f"{float(number[0]):.2f}"  # noqa: E731
     return re.sub(r'(?<=[ "(])\d+\.\d{3,}', short, picture).strip()

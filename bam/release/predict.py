@@ -1,4 +1,8 @@
-"""What a release says of image files, which become pixels as those that it was trained on."""
+"""Predictions of a release for image files, whose pixels are made as in its training.
+
+The release may be a stranger's: its network is traced and compiled before a file is read, so that
+its shapes and its memory are known first.
+"""
 
 import concurrent.futures
 from collections.abc import Callable, Iterator, Sequence
@@ -18,18 +22,18 @@ from bam.images import listing, rows
 from bam.images.pixels import decoded
 from bam.release.load import Released
 
-TOGETHER = 16  # images at once, at most: of any number of files, one compilation
-DIGITS = 6  # of a number that is predicted, at least
-SHARE = 4  # the network may take one part in so many of the machine's memory
+TOGETHER = 16  # images in a batch, at most; all batches have one size, so XLA compiles once
+DIGITS = 6  # significant digits of a predicted number, at least
+SHARE = 4  # the network may use a quarter of the machine's memory; other programs need some
 
-# The network's outputs of an image, or why there are none.
+# The network's outputs for an image, or the error of its file.
 Outputs: TypeAlias = Float[np.ndarray, " classes"] | DataError
 
 
 def images_of(paths: Sequence[Path]) -> dict[Path, str]:
-    """Image files as named, and all in the named folders -> the folder of a class that it is in.
+    """Image file -> name of its class folder, for the files and all images in the folders.
 
-    DataError for a path to nothing, or a folder without images.
+    DataError for a path that does not exist, or a folder without images.
     """
     images: dict[Path, str] = {}
     for path in paths:
@@ -37,36 +41,41 @@ def images_of(paths: Sequence[Path]) -> dict[Path, str]:
             raise DataError(f"{path}: no such file or folder")
         files = sorted(listing.tree(path).images) if path.is_dir() else [path]
         if not files:
-            raise DataError(f"{path}: no image in it ({', '.join(listing.SUFFIXES)})")
+            raise DataError(f"{path}: no images in this folder ({', '.join(listing.SUFFIXES)})")
         images |= {file: _class_folder(file.relative_to(path).parts[:-1]) for file in files}
     return images
 
 
 def _class_folder(above: Sequence[str]) -> str:
-    """CLASS, of CLASS/… or of a split's train/CLASS/…; "": the file is in none."""
+    """CLASS for a file in CLASS/… or train/CLASS/…; "" for a file without a class folder."""
     is_split = len(above) > 1 and listing.split_name(above[0]) != ""
     return rows.normal((*above, "")[is_split])
 
 
 def preprocessing_of(released: Released) -> Preprocessing:
-    """How a release's files become pixels; of one that does not say so, by its inputs' shape.
+    """How files become pixels for a release; without a record, by the shape of its inputs.
 
-    DataError if its network takes no such images, or makes no row of numbers of each.
+    DataError if the network does not take such images, or does not return a row of numbers for
+    each.
     """
-    facts = released.facts
-    features = (facts.get("features") or {"name": ""})["name"]
-    if features and (features not in ("prior", "scattering") or not facts["preprocessing"]):
-        raise DataError(f"the release is of features ({features}), not of image files")
-    *size, channels = facts["image_shape"]
+    metadata = released.facts
+    features = (metadata.get("features") or {"name": ""})["name"]
+    # A backbone or a user's own map is not in the release, so it cannot take image files.
+    if features and (features not in ("prior", "scattering") or not metadata["preprocessing"]):
+        raise DataError(f"the release takes features ({features}), not image files")
+    *size, channels = metadata["image_shape"]
     by_shape = {"size": size, "channels": channels}
-    preprocessing = Preprocessing.from_json(facts["preprocessing"] or by_shape)
+    # Checked by `Preprocessing`: a stranger's size decides how much memory a picture takes.
+    preprocessing = Preprocessing.from_json(metadata["preprocessing"] or by_shape)
     images = jax.ShapeDtypeStruct((TOGETHER, *preprocessing.shape), np.uint8)
     try:
+        # Traced and not run: a mismatch of shapes shows before any file is read.
         outputs = jax.eval_shape(released.logits, released.params, images)
-    except Exception as error:  # whatever the network's layers raise
-        raise DataError(f"the network takes no images of shape {images.shape[1:]}") from error
+    except Exception as error:  # every type: a stranger's options reach any layer
+        raise DataError(f"the network does not take images of shape {images.shape[1:]}") from error
+    # Outputs for each pixel, for example, would not fit into a row.
     if outputs.ndim != 2:
-        raise DataError(f"outputs of shape {outputs.shape[1:]} are no row of a table")
+        raise DataError(f"outputs of shape {outputs.shape[1:]} are not a row of a table")
     return preprocessing
 
 
@@ -77,23 +86,24 @@ def outputs_of(
     num_workers: int = 1,
     on_empty: Callable[[Path], None] = lambda file: None,
 ) -> Iterator[Outputs]:
-    """The network's outputs of each file, in order; an error is of one file alone.
+    """The network's outputs for each file, in order; a file that fails gets its error instead.
 
-    `on_empty` is called with a file that has one colour alone once it has the release's size and
-    window. DataError if the network takes too much memory for a single image.
+    `on_empty` is called with each file whose pixels, with the release's size and window, have one
+    colour only. DataError if the network needs too much memory for a single image.
     """
     together = num_together(released, preprocessing)
 
     def read(file: Path) -> np.ndarray | DataError:
         try:
             return decoded(file, preprocessing)
-        except (DataError, MissingExtraError) as error:  # of some formats
+        except (DataError, MissingExtraError) as error:  # some formats need an extra
             return DataError(str(error))
 
     def each() -> Iterator[Outputs]:
         with concurrent.futures.ThreadPoolExecutor(num_workers) as pool:  # Pillow frees the GIL
             for start in range(0, len(files), together):
                 images = list(pool.map(read, files[start : start + together]))
+                # Always `together` rows, the last ones zero: another size would compile anew.
                 batch = np.zeros((together, *preprocessing.shape), np.uint8)
                 for row, image in enumerate(images):
                     batch[row] = 0 if isinstance(image, DataError) else image
@@ -104,6 +114,7 @@ def outputs_of(
                         continue
                     if np.ptp(image) == 0:
                         on_empty(file)
+                    # Weights may be NaN or huge, and argmax makes a class of NaN, too.
                     if np.isfinite(output).all():
                         yield output
                     else:
@@ -113,38 +124,52 @@ def outputs_of(
 
 
 def num_together(released: Released, preprocessing: Preprocessing) -> int:
-    """How many images the network takes at once, by what its compiled program says it needs.
+    """The size of a batch: as many images, up to `TOGETHER`, as fit into the network's memory.
 
-    A small release may be of a network whose layers, of large images, fill any memory.
+    The memory that XLA states for the compiled program decides, before the program runs: a small
+    release can describe a network whose layers fill any memory for a large image, and the operating
+    system would kill the process. DataError if one image does not fit.
     """
     logits: Any = released.logits
     together, budget = TOGETHER, machine_memory() // SHARE
     while True:
         images = jax.ShapeDtypeStruct((together, *preprocessing.shape), np.uint8)
         needed = logits.lower(released.params, images).compile().memory_analysis()
-        num_bytes = 3 * images.size  # as files, a batch and on the device
+        num_bytes = 3 * images.size  # decoded, in the batch, and on the device
         num_bytes += needed.temp_size_in_bytes + needed.output_size_in_bytes if needed else 0
         if num_bytes <= budget:
             return together
         if together == 1:
             raise DataError(
-                f"the network takes {num_bytes:,} bytes for an image of {preprocessing.shape}; at "
-                f"most {budget:,}, a {SHARE}th of this machine's memory, are given to it"
+                f"the network takes {num_bytes:,} bytes for an image of {preprocessing.shape}, "
+                f"more than a {SHARE}th of this machine's memory, {budget:,} bytes"
             )
+        # By the share that fits, at least one less: memory need not be linear in the batch.
         together = max(1, min(together - 1, together * budget // num_bytes))
 
 
-def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None) -> list[list[str]]:
-    """A row of columns' names, and one of each image's texts, which are empty if it has no outputs.
+def table(
+    metadata: JsonObject, outputs: Sequence[Outputs], top: int | None = None
+) -> list[list[str]]:
+    """A header, and a row of texts for each image, empty for an image with an error.
 
-    The columns are a class, its probability and that of each, or of the `top` likeliest; of several
-    labels their probabilities; of numbers these, in the units of the data. DataError for a `top` of
-    what are no classes.
+    With classes, the columns are the class, its probability, and the probability of every class or
+    the `top` likeliest ones. With several labels they are the labels' probabilities; with numbers,
+    the numbers in the units of the data.
+
+    Args:
+      metadata: the contents of `model.json`.
+      outputs: as `outputs_of` yields them.
+      top: number of classes to list; None for the probabilities of all.
+
+    Raises:
+      DataError: for a `top` where the network does not predict classes.
     """
-    names, is_class = facts["classes"], facts["loss"] == "cross_entropy"
-    target = Target(*(facts["preprocessing"].get("target") or ()))
+    loss = metadata["loss"]
+    names, is_class = metadata["classes"], loss == "cross_entropy"
+    target = Target(*(metadata["preprocessing"].get("target") or ()))
     if top is not None and not is_class:
-        raise DataError(f"the release has no {top} likeliest classes: its loss is {facts['loss']}")
+        raise DataError(f"--top={top} needs a release of classes, but its loss is {loss}")
     first, each = ["class", "probability"], [f"p({name})" for name in names]
     most = min(top or 1, len(names))
     header = first + (
@@ -152,18 +177,19 @@ def table(facts: JsonObject, outputs: Sequence[Outputs], top: int | None = None)
     )
     if not is_class:
         numbers = ["value"] if len(names) == 1 else [f"value_{name}" for name in names]
-        header = each if facts["loss"] == "binary" else numbers
+        header = each if loss == "binary" else numbers
 
     digits = target.digits(DIGITS)
 
     def texts(output: np.ndarray) -> list[str]:
         wide = output.astype(float)
         if not is_class:
-            is_binary = facts["loss"] == "binary"
-            return _texts(special.expit(wide) if is_binary else target.in_units(wide), digits)
-        every = _texts(special.softmax(wide))
-        likeliest = np.argsort(-wide, kind="stable")[:most]  # of equals the first, as argmax
-        return [x for k in likeliest for x in (names[k], every[k])] + (every if top is None else [])
+            values = special.expit(wide) if loss == "binary" else target.in_units(wide)
+            return _texts(values, digits)
+        probabilities = _texts(special.softmax(wide))
+        likeliest = np.argsort(-wide, kind="stable")[:most]  # a tie as in argmax
+        ranked = [x for k in likeliest for x in (names[k], probabilities[k])]
+        return ranked + (probabilities if top is None else [])
 
     empty = [""] * len(header)
     return [header, *(empty if isinstance(x, DataError) else texts(x) for x in outputs)]

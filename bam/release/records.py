@@ -1,4 +1,4 @@
-"""The records of a run, finished or not, as its folder holds them; they may be a stranger's."""
+"""Reads the records of a run, finished or not, from its folder, which may be a stranger's."""
 
 import dataclasses
 import math
@@ -16,24 +16,24 @@ from bam.training import config as base
 from bam.training import methods
 from bam.training.rundir import as_json, read_rows
 
-# What a run records for its release.
+# Keys of `summary.json` that a release needs.
 RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
-NOT_PRIVATE = "not_private/"  # begins the names of figures of training examples
+NOT_PRIVATE = "not_private/"  # prefix of the metrics of training examples
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """The records of a run, in texts of one line each.
+    """The records of a run. Each text is one line, so that it cannot pass for a page's own words.
 
     Attributes:
       workdir: the folder.
-      config: `config.json`.
-      plan: what `plan.json` says.
-      plan_record: the same as it stands there.
-      summary: `summary.json`; empty while the run is not finished.
-      rows: of `metrics.jsonl`, each with its finite numbers.
-      diagnosed: whether there are figures that are not private.
-      begun: steps begun, lost ones included.
+      config: the contents of `config.json`.
+      plan: the plan of `plan.json`.
+      plan_record: the contents of `plan.json`.
+      summary: the contents of `summary.json`; empty while the run is not finished.
+      rows: the rows of `metrics.jsonl`, each with its finite numbers.
+      diagnosed: whether the run has metrics that are not private.
+      steps_begun: number of steps begun, lost ones included.
     """
 
     workdir: Path
@@ -43,28 +43,28 @@ class Run:
     summary: JsonObject
     rows: Sequence[Mapping[str, float]]
     diagnosed: bool
-    begun: int
+    steps_begun: int
 
     @property
     def private(self) -> bool:
-        """Whether it has a finite ε, by its plan and its method; a stranger's need not agree."""
+        """Whether plan and method are both private; in a stranger's records they may disagree."""
         return self.plan.private and methods.is_private(self.config["method"]["name"])
 
     @property
     def nominal(self) -> bool:
-        """Whether noise and batches came from a seed."""
+        """Whether noise and batches come from a seed."""
         return self.summary.get("seed", self.config.get("seed")) is not None
 
     def check_chosen(self) -> None:
-        """Refuses a trial of a private search that was not chosen: ε covers the chosen one."""
+        """InputError for a trial of a private search, unless it is the chosen one."""
         if is_searched(self.plan) and not (self.workdir / CHOSEN).exists():
             raise InputError(
                 f"the run in {self.workdir} is one trial of a private search, and not the chosen "
-                "one: ε covers the chosen one alone"
+                "one: ε covers the chosen one alone; give --workdir=SEARCH/chosen"
             )
 
     def faults(self) -> Iterator[str]:
-        """What in the records, if it is finished and private, speaks against its ε, a line each."""
+        """Contradictions to the ε of a finished private run in its records, a line each."""
         if missing := ", ".join(key for key in RECORDED if key not in self.summary):
             yield (
                 f"it was trained by a version that did not record {missing} and "
@@ -72,11 +72,11 @@ class Run:
             )
         if any(self.summary.get(key) != value for key, value in self.plan_record.items()):
             yield "plan.json and summary.json disagree"
-        begun = self.summary.get("steps_begun", 0)
-        if begun > self.plan.num_steps:
-            yield f"{begun} steps were begun, the plan pays for {self.plan.num_steps}"
+        steps_begun = self.summary.get("steps_begun", 0)
+        if steps_begun > self.plan.num_steps:
+            yield f"{steps_begun} steps were begun, the plan pays for {self.plan.num_steps}"
         if not ledger.are_processes(self.summary.get("processes", [])):
-            yield "summary.json is damaged: processes is no list of what took the steps"
+            yield "summary.json is damaged: processes does not list the commits that took the steps"
         try:
             _check_bound(self.plan_record)
             self.plan.check_epsilon()
@@ -85,7 +85,7 @@ class Run:
 
 
 def _check_bound(record: JsonObject) -> None:
-    """InputError for a C or an S of `plan.json` that no private run has."""
+    """InputError for a C or S in `plan.json` that a private run cannot have."""
     for key in ("clip_norm", "sensitivity"):
         if type(record.get(key)) is not float or not 0 < record[key] < math.inf:
             raise InputError(f"plan.json is damaged: its {key} is {record.get(key)!r}")
@@ -93,14 +93,14 @@ def _check_bound(record: JsonObject) -> None:
 
 
 def read(workdir: Path) -> Run:
-    """The records of a run; an InputError, in one line, for a folder that holds none."""
+    """Reads the records of a run; InputError, in one line, if they are missing or damaged."""
     if not (workdir / "config.json").exists():
         raise InputError(f"{workdir} is not the folder of one run: it has no config.json")
     config, plan = (read_json(workdir / f"{name}.json") for name in ("config", "plan"))
     base_config = as_json(base.get_config("dp_sgd"))
     sections = [key for key, default in base_config.items() if isinstance(default, dict)]
     if wrong := [key for key in sections if not isinstance(config.get(key, {}), dict)]:
-        raise InputError(f"{workdir}/config.json is damaged: {wrong[0]} is no section")
+        raise InputError(f"{workdir}/config.json is damaged: {wrong[0]} is not a section")
     if missing := [key for key in sections if key not in config]:
         raise InputError(f"{workdir}/config.json is of an earlier version: it has no {missing[0]}")
     try:
@@ -108,23 +108,24 @@ def read(workdir: Path) -> Run:
     except ValueError as error:
         raise InputError(f"{workdir}/plan.json: {error}") from None
     summary = workdir / "summary.json"
-    measured = read_rows(workdir)
-    rows = [{one_line(k, ""): v for k, v in row.items() if _is_number(v)} for row in measured]
+    all_rows = read_rows(workdir)
+    rows = [{one_line(k, ""): v for k, v in row.items() if _is_number(v)} for row in all_rows]
     rows = [row for row in rows if "step" in row]
-    # The ledger has the steps begun; without one, at least those that the other files know of.
-    begun = [int(row.get("steps_begun", row["step"])) for row in rows]
-    begun += [int(x.name) for x in (workdir / "checkpoints").glob("*") if x.name.isdecimal()]
+    # The largest number that the ledger, the rows and the checkpoints show: the ledger, which has a
+    # byte for each step begun, may be missing.
+    counts = [int(row.get("steps_begun", row["step"])) for row in rows]
+    counts += [int(x.name) for x in (workdir / "checkpoints").glob("*") if x.name.isdecimal()]
     ledger = workdir / "steps_begun"
-    begun += [ledger.stat().st_size] if ledger.exists() else []
+    counts += [ledger.stat().st_size] if ledger.exists() else []
     return Run(
         workdir=workdir,
-        config=one_line(config, without=""),  # with the bars of regular expressions
+        config=one_line(config, without=""),  # bars stay: `trainable` is a regular expression
         plan=parsed,
         plan_record=one_line(plan),
         summary=one_line(read_json(summary)) if summary.exists() else {},
         rows=rows,
-        diagnosed=any(key.startswith(NOT_PRIVATE) for row in measured for key in row),
-        begun=min(max(begun, default=0), parsed.num_steps),
+        diagnosed=any(key.startswith(NOT_PRIVATE) for row in all_rows for key in row),
+        steps_begun=min(max(counts, default=0), parsed.num_steps),
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs that are compared: trained once each, set beside each other by seed, and drawn.
+"""Groups of runs: each run trained once, compared seed by seed, and plotted.
 
-Imports `bam.training` and what that imports. `bam.cli.sweep` is the command.
+Imports `bam.training` and the packages below it. `bam.cli.sweep` is the command.
 """

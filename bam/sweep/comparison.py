@@ -1,6 +1,6 @@
-"""Groups of runs, each set beside a baseline by seed: what is compared, and how sure it is.
+"""Groups of runs, compared with a baseline seed by seed.
 
-The statistics are of a few seeds: means, 95 % confidence intervals by Student's t, and paired
+The statistics suit a few seeds: means, 95 % confidence intervals by Student's t, and paired
 differences.
 """
 
@@ -29,24 +29,26 @@ from bam.training.config import add_options
 with needs("train"):
     from ml_collections import ConfigDict
 
-# What every row has of its first run's summary.
+# Keys that a row copies from the summary of its first run.
 SUMMARY = (
     "epsilon", "delta", "noise_multiplier", "sensitivity", "sampling_prob", "num_steps",
     "expected_batch_size", "num_params", "num_frozen", "dataset",
 )  # fmt: skip
-# What every row has of the diagnostics; a ‖bias‖ is never shown without what it is made of.
+# Diagnostics of a row. ‖bias‖ says little without ‖ĝ‖ and the cosine, so the four stay together.
 MEASURED = ("bias_norm", "gradient_norm", "relative_bias", "cosine")
 PERCENT = ("accuracy", "balanced_accuracy", "recall")
-SEARCHING = 1000  # the first seed of runs that settings are chosen by: no final run has it
+# First seed of the runs that choose settings. Final runs count from 0, so they share no seed with
+# these, and luck in a choice does not improve the final numbers.
+SEARCHING = 1000
 
 Runs = Mapping[str, Mapping[int, Run]]  # label -> seed -> run
 
 
 class Estimate(NamedTuple):
-    """A mean over seeds and how well it is known.
+    """A mean over seeds and its uncertainty.
 
-    `sd` is the sample standard deviation, `half_width` half of the 95 % confidence interval of the
-    mean by Student's t; both are None for a single value.
+    `sd` is the sample standard deviation. `half_width` is half the width of the mean's 95 %
+    confidence interval by Student's t. Both are None for a single value.
     """
 
     mean: float
@@ -56,7 +58,7 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean, spread and confidence of values that are taken as independent and normal, if any.
+    """Mean, spread and confidence interval, for independent normal values; None for no values.
 
     Examples:
       >>> estimate([1.0, 2.0, 3.0])  # doctest: +ELLIPSIS
@@ -74,17 +76,17 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def as_json(estimated: Estimate | None) -> JsonObject | None:
-    """An estimate as JSON files have it."""
+    """An estimate as JSON files hold it."""
     return estimated and estimated._asdict()
 
 
 def paired_difference(
     values: Mapping[int, float], baseline: Mapping[int, float]
 ) -> Estimate | None:
-    """The mean of value − baseline over the seeds both have, if any.
+    """The mean of value − baseline over the seeds that both have; None if they share none.
 
-    Runs with one seed share weights, batches and noise, so their difference has less spread than
-    either.
+    Runs with the same seed share initial weights, batches and noise, so their difference varies
+    less than either value.
 
     Examples:
       >>> paired_difference({0: 5.0, 1: 7.0, 2: 1.0}, {0: 4.0, 1: 5.0}).mean
@@ -94,9 +96,10 @@ def paired_difference(
 
 
 def p_value(effect: Estimate) -> float | None:
-    """Two-sided p of Student's test that the true mean is 0; of paired differences, paired.
+    """Two-sided p-value of Student's test that the true mean is 0.
 
-    None for a single value, and for equal ones: of a spread that was not seen no test can tell.
+    For paired differences this is the paired test. None for a single value and for equal values,
+    because the test needs a spread.
 
     Examples:
       >>> round(p_value(estimate([0.1, 0.5, 0.3, 0.9, -0.2])), 3)
@@ -109,11 +112,11 @@ def p_value(effect: Estimate) -> float | None:
 
 
 def minimum_detectable_effect(effect: Estimate, power: float = 0.8) -> float | None:
-    """The smallest true mean that this test, at 5 %, detects with this power, at the effect's SD.
+    """The smallest true mean that the test at level 5 % detects with this power.
 
-    It says what a study of so many seeds can be expected to detect, and so how much a result that
-    is not significant excludes: by the noncentral t distribution. None for a single value, and for
-    equal ones.
+    The differences are assumed to have the effect's SD; the test statistic then follows the
+    noncentral t distribution. So a result that is not significant makes a larger true effect
+    unlikely. None for a single value and for equal values.
 
     Examples:
       >>> [round(minimum_detectable_effect(Estimate(0.0, 1.0, None, n)), 2) for n in (5, 10)]
@@ -125,7 +128,7 @@ def minimum_detectable_effect(effect: Estimate, power: float = 0.8) -> float | N
     limit = stats.t.ppf(0.975, freedom)
 
     def excess(shift: float) -> float:
-        # A significant mean of the wrong sign is no detection; it would be one in 40 at most.
+        # The upper tail alone: a significant mean with the wrong sign is not a detection.
         return float(stats.nct.sf(limit, freedom, shift)) - power
 
     return float(optimize.brentq(excess, 0, 10 * limit)) * scale
@@ -133,67 +136,72 @@ def minimum_detectable_effect(effect: Estimate, power: float = 0.8) -> float | N
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What is trained, and what is set beside what.
+    """The groups to train, and the baseline of each.
 
     Attributes:
-      groups: label -> config, of any seed.
-      baseline: label -> the label whose runs of the same seeds a group is paired with; a group that
-        has none, or itself, gains nothing.
-      columns: of the table, besides those that every study has: heading -> cell of a row.
-      facts: `(label, runs) -> {name: value}`, for these columns and the JSON file.
-      first_seed: of the runs.
-      folder: of the runs in the workdir.
-      metric: what of the test data is compared, see `metric_of`.
+      groups: label -> config; its seed is replaced.
+      baseline: label -> label of the group that it is paired with, seed by seed. A group without a
+        baseline, or that is its own, has no gain.
+      columns: heading -> cell of a row, for further columns of the table.
+      fields: `(label, runs) -> {name: value}`, further fields of a row, for `columns` and the JSON
+        file.
+      first_seed: seed of a group's first run; the next runs count on.
+      folder: folder of the runs, inside the workdir.
+      metric: the figure on test data that is compared, see `metric_of`.
     """
 
     groups: Mapping[str, ConfigDict]
     baseline: Callable[[str], str | None]
     columns: Mapping[str, Callable[[Any], str]] = dataclasses.field(default_factory=dict)
-    facts: Callable[[str, Sequence[Run]], JsonObject] = lambda label, runs: {}
+    fields: Callable[[str, Sequence[Run]], JsonObject] = lambda label, runs: {}
     first_seed: int = 0
     folder: str = ""
     metric: str = "accuracy"
 
     def configs(self, num_seeds: int) -> dict[str, Configs]:
-        """Label -> its runs."""
+        """Label -> configs of its runs."""
         folders = {label: str(Path(self.folder, _as_name(label))) for label in self.groups}
         if len(set(folders.values())) < len(folders):
-            raise InputError(f"two of these groups have one folder: {', '.join(folders)}")
+            raise InputError(f"two of these groups have the same folder: {', '.join(folders)}")
         return {
             label: with_seeds(folders[label], config, num_seeds, self.first_seed)
             for label, config in self.groups.items()
         }
 
     def result(self, runs: Runs) -> JsonObject:
-        """The rows of all groups that have runs, and what they were made with: strict JSON.
+        """A row for each group with runs, and the device, commit and versions: strict JSON.
 
-        Accuracies are in %, gains in points, paired by seed, and above 0 where a run is better;
-        what the diagnostics measured, which is NOT PRIVATE, is the mean over training without the
-        weights before it.
+        Accuracies are in %. Gains are in points, paired by seed, and positive if a group is better
+        than its baseline. Diagnostics, which are NOT PRIVATE, are means over training, without the
+        initial weights.
         """
         return {
             "device": devices.name(),
             "commit": provenance.git_commit(),
             "versions": provenance.versions(),
-            "rows": [row(self, label, runs) for label in runs if runs[label]],
+            "rows": [summary_row(self, label, runs) for label in runs if runs[label]],
         }
 
 
-def grid(
+def make_study(
     config_of: Callable[[str], ConfigDict],
     methods: Sequence[str],
     settings: Mapping[str, Sequence[str]],
     holdout: int = 0,
     smaller: int = 1,
 ) -> Study:
-    """Every method at every combination of settings, beside the first method at the same.
+    """Every method at every combination of settings, compared with the first method at the same.
 
     Args:
-      config_of: makes the config of one of the methods.
+      config_of: method -> its config.
       methods: METHOD or METHOD:STRENGTH, the baseline first.
-      settings: key of the config -> values, as a command line has them.
-      holdout: training images that the runs are judged on; 0: the test split.
-      smaller: how many times smaller batches and noise are, see `with_smaller_batches`.
+      settings: key of the config -> values, as texts of a command line.
+      holdout: number of training images that are held out to evaluate the runs; 0: the test split
+        evaluates them.
+      smaller: divisor of batch size and noise, see `with_smaller_batches`.
+
+    Raises:
+      InputError: for a key or value that a config cannot have, or two equal groups.
     """
     groups: dict[str, ConfigDict] = {}
     baseline = {}
@@ -207,30 +215,33 @@ def grid(
         if smaller > 1:
             config = with_smaller_batches(config, smaller)
         if config.clip_norm_from and "clip_norm" in chosen:
-            raise InputError("clip_norm: C is searched here; set --config.clip_norm_from=''")
+            raise InputError(
+                "clip_norm is searched, so it cannot come from --config.clip_norm_from: "
+                "add --config.clip_norm_from=''"
+            )
         at = [f"{key}={value}" for key, value in chosen.items()]
         label = " ".join([method, *at])
         if label in groups or config in groups.values():
-            raise InputError(f"{label} is there twice")
+            raise InputError(f"{label} repeats another group: leave one of them out")
         groups[label], baseline[label] = config, " ".join([methods[0], *at])
     return Study(groups, baseline.get, first_seed=SEARCHING if holdout else 0)
 
 
 def settings_of(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Key -> values, from texts KEY=VALUE,VALUE."""
+    """Key -> values, from texts of the form KEY=VALUE,VALUE."""
     settings: dict[str, list[str]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
         if not (key and equals and all(values.split(","))):
-            raise InputError(f"{text}: KEY=VALUE,VALUE is needed")
+            raise InputError(f"--set={text} is not KEY=VALUE,VALUE, such as --set=clip_norm=0.5,1")
         if key in settings or key in ("seed", "dry_run", "method.name", "dataset.holdout"):
-            raise InputError(f"{text}: {key} is set twice, or by this command itself")
+            raise InputError(f"--set={text}: {key} is set twice, or by this command: leave it out")
         settings[key] = values.split(",")
     return settings
 
 
 def set_key(config: ConfigDict, key: str, text: str) -> None:
-    """Sets a key to a value from a command line; InputError for one that the key cannot have."""
+    """Sets a key from a command line's text; InputError if the key cannot have that value."""
     flat = rundir.flat(config.to_dict())
     if key not in flat:
         raise InputError(f"the config has no key {key!r}")
@@ -247,81 +258,88 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
 
 
 def metric_of(groups: Mapping[str, ConfigDict], metric: str) -> str:
-    """The metric to compare; of no name the accuracy, or the loss where a loss has no accuracy.
+    """The metric to compare; for "" the accuracy, or the loss if some loss has no accuracy.
 
-    Names are those of `summary.json`: of `figures`, and what begins with `test_` there. InputError,
-    with the names that there are, for one that a loss of bam does not have.
+    Names are those in `figures` of `summary.json`, and those there that begin with `test_`, with or
+    without that prefix. InputError, with the possible names, if a loss of bam lacks the metric.
     """
     losses = {config.loss.name: parts.make_loss(config.loss) for config in groups.values()}
     if not metric:
         return "accuracy" if all(loss.right for loss in losses.values()) else "loss"
     metric = metric.removeprefix("test_")
     for name, loss in losses.items():
-        known = ["loss", *NAMES.get(loss.figures, [])]
-        if loss.figures in NAMES and metric.partition("/")[0] not in known:
-            there = ", ".join(sorted(known))
-            raise InputError(f"no metric {metric!r} of the loss {name}; there are {there}")
+        metrics = ["loss", *NAMES.get(loss.figures, [])]
+        if loss.figures in NAMES and metric.partition("/")[0] not in metrics:
+            choices = ", ".join(sorted(metrics))
+            raise InputError(
+                f"the loss {name} has no metric {metric!r}; choose --metric from {choices}"
+            )
     return metric
 
 
 def is_percent(metric: str) -> bool:
-    """Whether a metric is given in %, and gains in points."""
+    """Whether a metric is reported in %, and its gains in points."""
     return metric.partition("/")[0] in PERCENT
 
 
-def values(runs: Mapping[int, Run], metric: str) -> dict[int, float]:
-    """Seed -> metric, in % if `is_percent`; not of runs that diverged and so have none.
+def metric_by_seed(runs: Mapping[int, Run], metric: str) -> dict[int, float]:
+    """Seed -> metric, in % if `is_percent`; without the runs that diverged and so lack it.
 
-    InputError, with the names that there are, if a summary does not have it.
+    InputError, with the names in the summary, if a run that did not diverge lacks it.
     """
-    measured = {}
+    values = {}
     for seed, run in runs.items():
         figures = run.summary.get("figures") or {}
         tests = {k[5:]: x for k, x in run.summary.items() if k.startswith("test_")}
-        named = {name: x and x[0] for name, x in figures.items()} | tests
-        value = named.get(metric)
+        # A figure is a value with its interval.
+        metrics = {name: x and x[0] for name, x in figures.items()} | tests
+        value = metrics.get(metric)
         if value is not None:
-            measured[seed] = value * (100 if is_percent(metric) else 1)
+            values[seed] = value * (100 if is_percent(metric) else 1)
         elif not rundir.divergence(run.summary):
-            there = ", ".join(sorted(name for name, x in named.items() if x is not None))
-            raise InputError(f"no metric {metric!r} in the summary of a run; there are {there}")
-    return measured
+            choices = ", ".join(sorted(name for name, x in metrics.items() if x is not None))
+            raise InputError(f"a run has no metric {metric!r}; choose --metric from {choices}")
+    return values
 
 
-def best(study: Study, first: Runs, num: int) -> Study:
-    """The best groups of each method by the runs of the first seed, beside the baseline's best."""
+def keep_best(study: Study, first: Runs, num: int) -> Study:
+    """The `num` best groups of each method, each compared with the baseline's best group.
+
+    `first` holds the runs of the first seed, whose metric decides; a run that diverged is worst.
+    """
     sign = -1 if study.metric in LOWER_IS_BETTER else 1
     score = {
-        label: sign * next(iter(values(runs, study.metric).values()), -sign * math.inf)
+        label: sign * next(iter(metric_by_seed(runs, study.metric).values()), -sign * math.inf)
         for label, runs in first.items()
     }
     by_method: dict[str, list[str]] = {}
-    for label in sorted(score, key=lambda label: -score[label]):  # of equals the first
+    for label in sorted(score, key=lambda label: -score[label]):  # stable: ties keep order
         by_method.setdefault(study.groups[label].method.name, []).append(label)
-    kept = {label for labels in by_method.values() for label in labels[:num]}
-    groups = {label: config for label, config in study.groups.items() if label in kept}
+    best = {label for labels in by_method.values() for label in labels[:num]}
+    groups = {label: config for label, config in study.groups.items() if label in best}
     baseline = by_method[next(iter(study.groups.values())).method.name][0]
     return dataclasses.replace(study, groups=groups, baseline=lambda label: baseline)
 
 
-def row(study: Study, label: str, runs: Runs) -> JsonObject:
-    """What `OUT.json` has of a group."""
-    own, baseline = runs[label], study.baseline(label)
-    first = next(iter(own.values()))
-    metric, measures = study.metric, values(own, study.metric)
+def summary_row(study: Study, label: str, runs: Runs) -> JsonObject:
+    """The row of a group in `OUT.json`."""
+    group, baseline = runs[label], study.baseline(label)
+    first = next(iter(group.values()))
+    metric, measures = study.metric, metric_by_seed(group, study.metric)
     gain = None
     if baseline not in (None, label):
-        pair = measures, values(runs[str(baseline)], metric)
+        pair = measures, metric_by_seed(runs[str(baseline)], metric)
         gain = paired_difference(*(pair[::-1] if metric in LOWER_IS_BETTER else pair))
     config = study.groups[label].copy_and_resolve_references()
+    # Tables are published: without paths of this machine.
     config.update_from_flattened_dict({key: "" for key in keys.PATHS})
     config.seed = None
     return {
         "label": label,
         "method": first.method,
         **{key: first.summary[key] for key in SUMMARY},
-        **{name: as_json(estimate(measured(own, name))) for name in MEASURED},
-        **study.facts(label, list(own.values())),
+        **{name: as_json(estimate(mean_diagnostic(group, name))) for name in MEASURED},
+        **study.fields(label, list(group.values())),
         "seeds": list(measures),
         "metric": metric,
         "accuracies" if metric == "accuracy" else "values": list(measures.values()),
@@ -330,13 +348,13 @@ def row(study: Study, label: str, runs: Runs) -> JsonObject:
         "gain": as_json(gain),
         "p": gain and p_value(gain),
         "minimum_detectable_effect": gain and minimum_detectable_effect(gain),
-        "seconds": statistics.median(run.summary["seconds"] for run in own.values()),
+        "seconds": statistics.median(run.summary["seconds"] for run in group.values()),
         "config": rundir.as_json(config),
     }
 
 
-def measured(runs: Mapping[int, Run], quantity: str) -> list[float]:
-    """Per run the mean over training of what diagnostics measured and is finite, if anything is."""
+def mean_diagnostic(runs: Mapping[int, Run], quantity: str) -> list[float]:
+    """A diagnostic's mean over training, for each run with finite values of it."""
     key = f"not_private/{quantity}"
     series = [[r.get(key) for r in run.rows if r["step"]] for run in runs.values()]
     finite = [[value for value in values if value is not None] for values in series]
@@ -344,21 +362,23 @@ def measured(runs: Mapping[int, Run], quantity: str) -> list[float]:
 
 
 def with_smaller_batches(config: ConfigDict, factor: int) -> ConfigDict:
-    """The config with batches and noise so many times smaller, and its number of steps.
+    """The config with batch size and noise divided by `factor`, and as many steps.
 
-    At one σ/l, C, learning rate and T the noise on a mean is the same, and training looks alike:
-    what is the best of cheap runs is likely to be the best of dear ones. Their ε is far larger.
+    With equal σ/l, C, learning rate and T, the noise on the mean is the same and training behaves
+    alike. So the best setting of these cheap runs is likely the best of the full-size runs. The ε
+    of the cheap runs is far larger.
 
     Source: Sander et al. 2023, "TAN Without a Burn: Scaling Laws of DP-SGD" (arXiv 2210.03403).
     """
     plan = trainer.build(config).plan
     if plan.mechanism_name != "poisson" or not plan.private or plan.expected_batch_size % factor:
         raise InputError(
-            f"--smaller={factor} needs a private run of Poisson batches, whose expected size it "
-            f"divides: {plan.expected_batch_size}"
+            f"--smaller={factor} needs a private run with Poisson batches and an "
+            f"--config.expected_batch_size that it divides, not {plan.expected_batch_size}"
         )
     smaller = config.copy_and_resolve_references()
     smaller.expected_batch_size = plan.expected_batch_size // factor
+    # The cheap run's plan finds its σ again from this ε, so both use one accountant; RDP is fast.
     smaller.num_steps, smaller.accountant = plan.training_steps, "rdp"
     smaller.epsilon = accounting.epsilon(
         noise_multiplier=plan.noise_multiplier / factor,

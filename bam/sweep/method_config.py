@@ -1,4 +1,4 @@
-"""The config of a method at a strength, with a command line's settings."""
+"""The config of a method with a strength and the settings of a command line."""
 
 from collections.abc import Iterable
 
@@ -15,22 +15,23 @@ with needs("train"):
 def method_config(
     file: str, method: str, overrides: JsonMapping, fixed: Iterable[str] = ()
 ) -> ConfigDict:
-    """A config file's configuration of METHOD, or of METHOD:STRENGTH for a method of BAM's kind.
+    """The config that a file gives for METHOD, or for METHOD:STRENGTH if the method has a strength.
 
     Args:
       file: the config file.
-      method: what its `get_config` is called with; a number after a colon is the strength.
-      overrides: key -> value, for all methods; keys of `method.*` for those that have them.
-      fixed: keys that the caller sets and that therefore no override may set.
+      method: the argument of its `get_config`; a number after a colon is the strength.
+      overrides: key -> value, for all methods. A key `method.KEY` is set for the methods with that
+        key and ignored for the others.
+      fixed: keys that the caller sets, so that an override must not.
 
     Raises:
-      InputError: for an override of what is fixed or not there, a strength that cannot be, or what
-        the file's own code raises.
+      InputError: for an override of a fixed key, a key or value that the config does not take, a
+        strength that is not a number or that the method lacks, and if the file's code fails.
     """
     name, colon, number = method.partition(":")
     strength = methods.METHODS[name].strength if name in methods.METHODS else ""
     if colon and not strength:
-        raise InputError(f"{method}: {name} takes no strength")
+        raise InputError(f"--methods={method}: {name} has no strength; write --methods={name}")
     keys = {"method.name", "seed", "dry_run", *fixed, *({f"method.{strength}"} if colon else ())}
     if set_twice := sorted(keys & set(overrides)):
         raise InputError(f"this command sets {', '.join(set_twice)} itself: leave it out")
@@ -47,5 +48,5 @@ def method_config(
         try:
             config.method[strength] = float(number)
         except ValueError:
-            raise InputError(f"{method}: {number!r} is no number") from None
+            raise InputError(f"--methods={method}: {number!r} is not a number") from None
     return config

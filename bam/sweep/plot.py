@@ -1,4 +1,4 @@
-"""Figures from metrics, in one style."""
+"""Figures of metrics, in one style."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ with needs("plots"):
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
-# What a comparison of runs shows: ‖bias‖ never without the panels that say what it is made of.
+# The panels of `compare`. ‖bias‖ says little without ‖ĝ‖, the ratio and the cosine.
 COMPARED = {
     "test_accuracy": "test accuracy",
     "not_private/bias_norm": "clipping bias ‖ĝ_clip − ĝ‖",
@@ -31,7 +31,8 @@ COMPARED = {
     "not_private/cosine": "direction kept, cos(ĝ_clip, ĝ)",
     "not_private/fraction_clipped": "share of examples clipped",
 }
-# Colours of Okabe and Ito and a line style each, told apart in grey and by colour-blind readers.
+# The colours of Okabe and Ito, each with its line style, so that methods differ in grey and for
+# colour-blind readers.
 STYLES: dict[str, JsonObject] = {
     "non_private": {"color": "#777777", "linestyle": (0, (1, 1))},
     "dp_sgd": {"color": "#000000", "linestyle": "-"},
@@ -42,40 +43,41 @@ STYLES: dict[str, JsonObject] = {
 
 
 class Line(NamedTuple):
-    """One line of a panel; lines of one label have one style."""
+    """One line of a panel; lines with the same label must have the same style."""
 
     label: str
     x: Sequence[float]
     mean: Sequence[float]
-    spread: Sequence[float] | None  # half the height of the band around it; None for no band
-    style: JsonMapping  # colour, line style and so on, see `styles`
+    spread: Sequence[float] | None  # half the height of the band; None: no band
+    style: JsonMapping  # keyword arguments of `Axes.plot`, see `styles`
 
 
 class Panel(NamedTuple):
-    """One chart of a figure, its lines from below to above."""
+    """One chart of a figure; later lines are drawn over earlier ones."""
 
     title: str
     x_label: str
     lines: Sequence[Line]
-    log_x: bool = False  # marked at the lines' positions, or at every second if they are many
-    percent: bool = False  # values are shares, shown in %
+    log_x: bool = False  # with ticks at the x of the lines, or at every second one
+    percent: bool = False  # y values are shares, labelled in %
 
 
 def style_of(method: str) -> JsonObject:
-    """How a method's line is drawn; a method of one's own is a grey one."""
+    """The style of a method's line; grey for a method that bam does not have."""
     return dict(STYLES.get(method, {"color": "#777777", "linestyle": "-"}))
 
 
 def styles(methods: Sequence[JsonMapping]) -> dict[str, JsonObject]:
-    """Line styles of methods that are drawn together, by `full_label`.
+    """`full_label` -> line style, for methods in one figure.
 
-    A method has its colour; of several strengths the stronger are darker, each with a marker.
+    Each method keeps its colour. If it has several strengths, each has its own marker, and the
+    stronger are darker.
     """
     looks = {}
     for method in methods:
         label, look = full_label(method), style_of(method["name"])
-        same = sorted((m for m in methods if m["name"] == method["name"]), key=strength)
-        order = list(dict.fromkeys(map(full_label, same)))
+        strengths = sorted((m for m in methods if m["name"] == method["name"]), key=strength)
+        order = list(dict.fromkeys(map(full_label, strengths)))
         if len(order) > 1:
             rank = order.index(label)
             white = 0.6 * (1 - (rank + 1) / len(order))
@@ -89,7 +91,7 @@ def styles(methods: Sequence[JsonMapping]) -> dict[str, JsonObject]:
 def panels(
     charts: Sequence[Panel], path: Path, title: str, num_columns: int = 2, share_y: bool = False
 ) -> None:
-    """Draws charts side by side under one legend; `share_y` for quantities to compare across.
+    """Draws charts side by side above one legend; `share_y` gives all the same y axis.
 
     In two columns the text is as large as that of the page that shows the picture.
     """
@@ -105,8 +107,8 @@ def panels(
     handles: JsonObject = {}
     for axis, chart in zip(axes.flat, charts, strict=False):
         for line in chart.lines:
-            drawn = axis.plot(line.x, line.mean, linewidth=1.8, **line.style)
-            handles.setdefault(line.label, drawn[0])
+            (handle,) = axis.plot(line.x, line.mean, linewidth=1.8, **line.style)
+            handles.setdefault(line.label, handle)
             if line.spread is not None:
                 low, high = np.subtract(line.mean, line.spread), np.add(line.mean, line.spread)
                 axis.fill_between(
@@ -131,22 +133,22 @@ def panels(
 def over_seeds(
     seeds: Sequence[Sequence[JsonMapping]], quantity: str
 ) -> tuple[list[int], np.ndarray]:
-    """A quantity over training: steps `[n]` where all seeds' rows have it, values `[seeds, n]`."""
+    """A quantity over training: the steps `[n]` at which all seeds have it, values `[seeds, n]`."""
     series = [{r["step"]: r[quantity] for r in rows if quantity in r} for rows in seeds]
     steps = sorted(set(series[0]).intersection(*series[1:])) if series else []
     return steps, np.array([[one[step] for step in steps] for one in series], dtype=float)
 
 
 def mean_line(label: str, x: Sequence[float], values: np.ndarray, style: JsonMapping) -> Line:
-    """A line of the mean ± SD over seeds: positions `[n]` and values `[seeds, n]`."""
+    """The mean ± SD over seeds as a line, from positions `[n]` and values `[seeds, n]`."""
     spread = values.std(axis=0, ddof=1).tolist() if len(values) > 1 else None
     return Line(label, x, values.mean(axis=0).tolist(), spread, style)
 
 
 def compare(rows: Sequence[JsonMapping], runs: Runs, path: Path) -> None:
-    """Draws accuracy, bias and what belongs beside it over training, mean ± SD over seeds.
+    """Draws the quantities of `COMPARED` over training, mean ± SD over seeds, into the PNG `path`.
 
-    `rows` are a study's, of which no two have the same method and strength.
+    `rows` are the rows of a study; each must have another method or strength.
     """
     looks, charts = styles([row["method"] for row in rows]), []
     for quantity, heading in COMPARED.items():
@@ -170,18 +172,18 @@ def error_bars(
     label: str,
     style: JsonMapping,
 ) -> None:
-    """Draws points with bars on a Matplotlib axis, joined by a line.
+    """Draws points with error bars, joined by a line, on a Matplotlib axis.
 
-    `spread` is half the bars' lengths, or two rows of what is below and above; None in it (a single
-    run has no interval) is no bar, rather than one of length zero.
+    `spread` holds half of each bar's length, or two rows: the lengths below and above the points. A
+    None in it draws no bar, because a single run has no interval.
     """
-    bars = np.array(spread, dtype=float)
+    bars = np.array(spread, dtype=float)  # None becomes NaN, which Matplotlib leaves out
     look: JsonObject = {"linewidth": 1.8, "marker": "o", "markersize": 4, **style}
     axis.errorbar(x, mean, yerr=bars, label=label, capsize=3, **look)
 
 
 def log_axis(axis: Axes, marks: Iterable[float]) -> None:
-    """Makes the x axis logarithmic, marked at these positions."""
+    """Makes the x axis logarithmic, with ticks at `marks` alone."""
     marks = sorted(marks)
     axis.set_xscale("log")
     axis.set_xticks(marks, [f"{x:g}" for x in marks])
@@ -189,9 +191,9 @@ def log_axis(axis: Axes, marks: Iterable[float]) -> None:
 
 
 def legend_below(figure: Figure, handles: JsonMapping) -> None:
-    """Puts one legend, label -> what it stands for, under a figure, in as many columns as fit."""
+    """Puts a legend, label -> Matplotlib handle, below a figure, in as many columns as fit."""
     if handles:
-        characters = 11 * figure.get_figwidth()  # that fit side by side
+        characters = 11 * figure.get_figwidth()  # about 11 fit into an inch
         figure.legend(
             list(handles.values()),
             list(handles),

@@ -1,9 +1,9 @@
-"""A search that ε pays for: the best of a random number of trials, by a noised score.
+"""A private search: the best of a random number of trials, by a noised score, within one ε.
 
-Every trial is a fresh run of one mechanism: a setting drawn from the grid, training, the score, all
-with randomness of the operating system. How many there are is drawn before the first. The theorem
-(`bam.privacy.selection`) covers the chosen trial for whoever knows neither that number nor anything
-of the others, so nothing of them is shown, nor how far the search is.
+Every trial runs one mechanism anew: it draws a setting from the grid, trains, and scores the
+result, with the operating system's randomness. The number of trials is drawn before the first. The
+theorem (`bam.privacy.selection`) covers the chosen trial if nobody learns that number or anything
+about the other trials. So the search prints nothing about them, not even its progress.
 """
 
 import contextlib
@@ -34,11 +34,12 @@ from bam.training.keys import CHANGEABLE
 with needs("train"):
     from ml_collections import ConfigDict
 
-# What every trial's config says; further figures would help nobody.
+# Set in the config of every trial. RDP, because the theorem is one of Rényi DP; no further figures,
+# because nobody may look at them.
 FIXED = {"accountant": "rdp", "eval.every": 0, "diagnostics.every": 0}
-BITS = 128  # of the number that decides how many trials there are
+BITS = 128  # of the uniform number from which the number of trials follows
 ANOTHER = "a new search is a second release: its ε adds to this one's"
-TRIALS = "trials.json"  # what was drawn: the settings of the trials, and so their number
+TRIALS = "trials.json"  # the trials as drawn, with their settings and scores; secret
 ACCOUNTANTS = ("rdp", "pld")
 COSTS: tables.Columns = {
     "what is paid for": lambda row: row["what"],
@@ -48,18 +49,24 @@ COSTS: tables.Columns = {
 
 
 def as_trial(config: ConfigDict, selection: Selection, held_out: bool) -> ConfigDict:
-    """A setting's config, whose ε becomes that of the whole search."""
+    """The config of a trial from that of its setting; its ε becomes the ε of the whole search."""
     if held_out != bool(config.dataset.holdout):
-        raise InputError("--score=held_out and --holdout=N belong together")
+        raise InputError("--score=held_out and --holdout=N belong together: give both or neither")
     if not config.checkpoint.every:
-        raise InputError("--private keeps the chosen weights: set checkpoint.every above 0")
+        raise InputError("--private releases a checkpoint: set --config.checkpoint.every above 0")
     if config.loss.name != "cross_entropy":
-        raise InputError("--private counts images that are classified right: loss cross_entropy")
+        raise InputError(
+            f"--private counts images that are classified right, so loss {config.loss.name} has no "
+            "score: use --config.loss.name=cross_entropy"
+        )
     trial = config.copy_and_resolve_references()
     trial.update_from_flattened_dict(FIXED)
-    if (asked := parts.set_keys(trial.mechanism, "")) != {"name": "poisson"}:
-        words = ", ".join(str(x) if key == "name" else f"{key}={x}" for key, x in asked.items())
-        raise InputError(f"a choice among runs is accounted for Poisson batches, not {words}")
+    if (options := parts.set_keys(trial.mechanism, "")) != {"name": "poisson"}:
+        words = ", ".join(str(x) if key == "name" else f"{key}={x}" for key, x in options.items())
+        raise InputError(
+            f"--private is accounted for Poisson batches, not {words}: "
+            "use --config.mechanism.name=poisson alone"
+        )
     trial.mechanism = ConfigDict({"name": BEST_OF_TRIALS, **dataclasses.asdict(selection)})
     return trial
 
@@ -71,22 +78,23 @@ def search(
     log: Callable[[str], None],
     on_plan: Callable[[PrivacyPlan], None] = lambda plan: None,
 ) -> Path | None:
-    """Trains and scores what is missing, and points to the chosen trial.
+    """Trains and scores the missing trials, and links to the chosen one.
 
     Args:
-      grid: the settings, by name; of `as_trial`. All of them are checked before anything is drawn.
-      workdir: folder for the trials, for its owner's eyes only. What was drawn stays drawn,
-        whatever stops the search: neither a trial's setting nor their number is drawn again.
-      should_stop: asked after every step.
-      log: called with lines that may be shown.
-      on_plan: called with the plan of a trial, which is the search's, before anything is drawn.
+      grid: name of a setting -> its config, as `as_trial` makes it. All are checked before the
+        first draw.
+      workdir: folder of the trials, readable by its owner alone. However often a search is stopped
+        and resumed, the number of trials and their settings are drawn once.
+      should_stop: called after every step; True stops the search.
+      log: called with lines that may be public.
+      on_plan: called before the first draw with the plan, which is the same for every trial.
 
     Returns:
-      The folder of the chosen trial, which `export` takes; None if the search was stopped before.
+      The link to the chosen trial, for `export`; None if the search was stopped before its end.
 
     Raises:
-      InputError: if the workdir has another search's trials. BlockingIOError: if another process
-        searches there.
+      InputError: if the workdir holds another search's trials. BlockingIOError: if another process
+        searches in this workdir.
     """
     trainers = runs.build(grid, lambda: False)
     path = workdir / TRIALS
@@ -95,13 +103,15 @@ def search(
         trainers = {name: _with_recorded_noise(path, recorded, x) for name, x in trainers.items()}
     first = next(iter(trainers.values()))
     if any(trainer.plan != first.plan for trainer in trainers.values()):
-        raise InputError("the settings must differ in nothing that the noise depends on")
+        raise InputError(
+            "all settings must have one plan: remove what changes N, q, T, σ, ε or δ from --set"
+        )
     on_plan(first.plan)
     files.make_folder(workdir, mode=0o700)
     workdir.chmod(0o700)
     with files.lock(workdir):
-        drawn = _drawn(path, grid, trainers)
-        for number, trial in enumerate(drawn["trials"]):
+        record = _drawn_once(path, grid, trainers)
+        for number, trial in enumerate(record["trials"]):
             if trial["score"] is None:
                 try:
                     if should_stop():
@@ -109,14 +119,14 @@ def search(
                     folder = workdir / "trials" / str(number)
                     trial["score"] = _score(trainers[trial["setting"]], folder, should_stop, log)
                 except loop.StoppedError:
-                    log("stopped; the same command goes on from there")
+                    log("stopped; the same command continues it")
                     return None
-            _keep(path, drawn)
-        return _choose(workdir, drawn["trials"], first.plan, log)
+            _write(path, record)
+        return _choose(workdir, record["trials"], first.plan, log)
 
 
 def describe(plan: PrivacyPlan) -> str:
-    """What will be promised, in lines for people."""
+    """The guarantee and the settings of a search, in two lines of text."""
     selection = _selection(plan)
     epsilon, delta = rounded_up(plan.epsilon, ".4g"), rounded_up(plan.delta, ".3g")
     return (
@@ -129,7 +139,7 @@ def describe(plan: PrivacyPlan) -> str:
 
 
 def costs(plan: PrivacyPlan) -> list[JsonObject]:
-    """ε of the search, and with the same noise of what is more or less than it; rows of `COSTS`."""
+    """Rows of `COSTS`: ε of the search, and of more and fewer trials with the same noise."""
     selection = _selection(plan)
     mechanism: JsonObject = {
         key: getattr(plan, key)
@@ -139,19 +149,19 @@ def costs(plan: PrivacyPlan) -> list[JsonObject]:
     rows: list[JsonObject] = [
         {"what": "the search, its best trial released", "rdp": plan.epsilon, "pld": None}
     ]
-    for what, num_trials in (
+    for spending, num_trials in (
         (f"a grid of {num} such trials, by composition", num),
         ("one such trial, its score included", 1),
     ):
         composed = functools.partial(composed_epsilon, num_trials, noise, **mechanism)
-        rows.append({"what": what, **_by_accountant(composed)})
+        rows.append({"what": spending, **_by_accountant(composed)})
     alone = _by_accountant(functools.partial(accounting.epsilon, **mechanism))
     rows.append({"what": "its training alone: too little to claim after a search", **alone})
     return rows
 
 
 def _by_accountant(epsilon: Callable[..., float]) -> JsonObject:
-    """ε by each accountant; None by one that has no bound there."""
+    """Accountant -> ε; None if it has no finite bound."""
     spent: JsonObject = dict.fromkeys(ACCOUNTANTS)
     for accountant in ACCOUNTANTS:
         with contextlib.suppress(InputError):
@@ -161,11 +171,11 @@ def _by_accountant(epsilon: Callable[..., float]) -> JsonObject:
 
 
 def noised_score(trainer: loop.Trainer, seed: int, folder: Path, noise_multiplier: float) -> int:
-    """The noised score of a finished trial: whatever is done with the exact one is done here."""
+    """The noised score of a finished trial; the exact score stays in this function."""
     state = runs.last_state(trainer, seed, folder)
     if state is None:
-        raise InputError(f"{folder} kept no weights: what became of this trial is not known")
-    count = score.num_correct(trainer, loop.whole_model(state), _judged_on(trainer))
+        raise InputError(f"{folder} has no checkpoint, so its trial cannot be scored")
+    count = score.num_correct(trainer, loop.whole_model(state), _scored_split(trainer))
     return score.noised(count, noise_multiplier, secret_key())
 
 
@@ -180,28 +190,31 @@ def _selection(plan: PrivacyPlan) -> Selection:
 def _score(
     trainer: loop.Trainer, folder: Path, should_stop: Callable[[], bool], log: Callable[[str], None]
 ) -> int:
-    """The score of a trial, once it is trained; errors do not say its number, which is secret."""
+    """Trains a trial, or the rest of it, and returns its noised score.
+
+    Error messages leave out the trial's number, because the number of trials is secret.
+    """
     noise = _selection(trainer.plan).score_noise_multiplier
     try:
         with contextlib.suppress(rundir.FinishedError):
-            # Held-out images stand in for test data: ε covers the noised score alone, no other
-            # figure of them.
-            judged = not trainer.config.dataset.holdout
-            loop.train(trainer, None, folder, should_stop=should_stop, log=log, judged=judged)
+            # Held-out images are private and stand in for test data. ε covers their noised score
+            # alone, so the run must not evaluate on them.
+            evaluates = not trainer.config.dataset.holdout
+            loop.train(trainer, None, folder, should_stop=should_stop, log=log, judged=evaluates)
         return noised_score(trainer, 0, folder, noise)
     except (OSError, InputError) as error:
         why = str(error).replace(str(folder), f"a trial of {folder.parents[1]}")
         raise InputError(f"{why} ({ANOTHER})") from None
 
 
-def _drawn(
+def _drawn_once(
     path: Path, grid: Mapping[str, ConfigDict], trainers: Mapping[str, loop.Trainer]
 ) -> JsonObject:
-    """The trials: those that were drawn before, or as many as chance wants, drawn once.
+    """The record of the trials: the one in the file, or a new draw, which is written.
 
-    The theorem is about runs of one mechanism on one data set, so whatever a setting computes is
-    kept with them, and a fingerprint of the images that are trained on and judged: its key is
-    there only until all trials are scored.
+    The theorem assumes that all trials run one mechanism on one data set. So the record also holds
+    the configs, the plan, and a fingerprint of the images for training and scoring; a resumed
+    search must agree with them. The fingerprint's key is deleted once all trials are scored.
     """
     recorded, plan = _read(path, grid) if path.exists() else {}, trainers[min(trainers)].plan
     data_key = recorded.get("data_key") or secrets.token_hex(32)
@@ -218,31 +231,33 @@ def _drawn(
         "plan": plan.to_json(),
     }
     if recorded:
+        # Without its key, which is gone after the last score, the fingerprint cannot be compared.
         compared = identity.keys() - ({"data_key", "data"} if _scored(recorded) else set())
         if any(recorded.get(key) != identity[key] for key in compared):
             raise InputError(f"{path} is of another search; choose another --workdir")
         return recorded
+    # Before the first trial, because the theorem fails if the number depends on scores.
     system = secrets.SystemRandom()
     num_trials = _selection(plan).num_trials(Fraction(secrets.randbits(BITS), 2**BITS))
     trials = [
         {"setting": system.choice(identity["settings"]), "score": None} for _ in range(num_trials)
     ]
-    drawn = identity | {"trials": trials}
-    files.write_json(path, drawn)
-    return drawn
+    record = identity | {"trials": trials}
+    files.write_json(path, record)
+    return record
 
 
 def _read(path: Path, grid: Mapping[str, ConfigDict]) -> JsonObject:
-    """What a search has drawn; InputError if that is not whole."""
-    drawn = files.read_json(path)
-    trials, key = drawn.get("trials"), drawn.get("data_key", "0" * 64)
+    """The record of a search's trials; InputError if it is damaged or of another grid."""
+    record = files.read_json(path)
+    trials, key = record.get("trials"), record.get("data_key", "0" * 64)
     has_trials = isinstance(trials, list) and trials and all(_is_trial(x) for x in trials)
     has_key = isinstance(key, str) and re.fullmatch("[0-9a-f]{64}", key)
-    if not (has_trials and has_key and isinstance(drawn.get("plan"), dict)):
-        raise InputError(f"{path} is damaged: put it back, as {ANOTHER}")
-    if any(x["setting"] not in grid for x in drawn["trials"]):
+    if not (has_trials and has_key and isinstance(record.get("plan"), dict)):
+        raise InputError(f"{path} is damaged: restore it, because {ANOTHER}")
+    if any(x["setting"] not in grid for x in record["trials"]):
         raise InputError(f"{path} is of another search; choose another --workdir")
-    return drawn
+    return record
 
 
 def _is_trial(value: object) -> bool:
@@ -255,26 +270,26 @@ def _is_trial(value: object) -> bool:
 
 
 def _fingerprint(key: str, trainer: loop.Trainer) -> str:
-    """A digest of the images that a trial is trained on and judged by."""
-    data = (trainer.dataset.train, _judged_on(trainer))
+    """A keyed digest of the images that a trial is trained and scored on."""
+    data = (trainer.dataset.train, _scored_split(trainer))
     return datasets.fingerprint(bytes.fromhex(key), *data)
 
 
-def _scored(drawn: JsonObject) -> bool:
-    return all(trial["score"] is not None for trial in drawn["trials"])
+def _scored(record: JsonObject) -> bool:
+    return all(trial["score"] is not None for trial in record["trials"])
 
 
-def _keep(path: Path, drawn: JsonObject) -> None:
-    """Writes the trials: with the last score, and as one with it, the data's key goes."""
-    if _scored(drawn):
-        drawn.pop("data_key", None)
-    files.write_json(path, drawn)
+def _write(path: Path, record: JsonObject) -> None:
+    """Writes the record; the write of the last score also deletes the fingerprint's key."""
+    if _scored(record):
+        record.pop("data_key", None)
+    files.write_json(path, record)
 
 
-def _with_recorded_noise(path: Path, drawn: JsonObject, trainer: loop.Trainer) -> loop.Trainer:
-    """The trainer with the noise that the search has, whatever the accountant chooses today."""
+def _with_recorded_noise(path: Path, record: JsonObject, trainer: loop.Trainer) -> loop.Trainer:
+    """The trainer with the recorded noise, where today's accountant may choose another."""
     config = trainer.config
-    noise = {key: drawn["plan"].get(key) for key in ("noise_multiplier", "epsilon")}
+    noise = {key: record["plan"].get(key) for key in ("noise_multiplier", "epsilon")}
     try:
         plan = dataclasses.replace(trainer.plan, **noise)
         plan.check_target(config.epsilon)
@@ -286,24 +301,29 @@ def _with_recorded_noise(path: Path, drawn: JsonObject, trainer: loop.Trainer) -
     return trainer if plan == trainer.plan else loop.build(config, plan=plan)
 
 
-def _judged_on(trainer: loop.Trainer) -> datasets.Split:
+def _scored_split(trainer: loop.Trainer) -> datasets.Split:
+    # With a holdout, the held-out images are the trainer's test split.
     return trainer.dataset.test if trainer.config.dataset.holdout else trainer.dataset.train
 
 
 def _choose(
     workdir: Path, trials: list[JsonObject], plan: PrivacyPlan, log: Callable[[str], None]
 ) -> Path:
-    """Marks the best trial: of equals the first, which is any, as they are alike in law."""
+    """Marks the trial with the best score, and links to it.
+
+    A tie goes to the first trial, which is as good as a random one: trials are exchangeable.
+    """
     best = max(range(len(trials)), key=lambda number: trials[number]["score"])
     unit = score.unit_of(_selection(plan).score_noise_multiplier)
-    right = trials[best]["score"] / unit
-    chosen = {"setting": trials[best]["setting"], "num_correct_noised": right}
+    num_correct = trials[best]["score"] / unit
+    chosen = {"setting": trials[best]["setting"], "num_correct_noised": num_correct}
     files.write_json(workdir / "trials" / str(best) / CHOSEN, chosen)
     link = workdir / "chosen"
     if not link.is_symlink():
         link.symlink_to(Path("trials") / str(best))
     log(
-        f"chosen: {chosen['setting']}, with about {right:.0f} images right\n"
-        f"release it, and nothing else of {workdir}: bam export --workdir={link} --out=FOLDER"
+        f"chosen: {chosen['setting']}, with about {num_correct:.0f} images right\n"
+        f"release this trial alone, and nothing else in {workdir}: "
+        f"bam export --workdir={link} --out=FOLDER"
     )
     return link

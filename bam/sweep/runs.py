@@ -1,7 +1,7 @@
-"""Many runs in one folder: each is trained once, resumed where it stopped, shared by processes.
+"""Many runs in one folder: each is trained once, and resumed if it was stopped.
 
-A run is named by its path inside the folder. The runs of a group are those behind one number of a
-table: they differ by their seed alone.
+Several processes may work in one folder. A run's name is its path inside the folder. The runs of a
+group differ in their seed alone and give one number of a table.
 """
 
 import itertools
@@ -27,7 +27,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Run(NamedTuple):
-    """What a finished run has left: its config, metrics rows and summary."""
+    """The files of a finished run: its config, rows of metrics and summary."""
 
     config: JsonObject
     rows: list[JsonObject]
@@ -45,10 +45,10 @@ def read(folder: Path) -> Run:
     return Run(config, rundir.read_rows(folder), summary)
 
 
-def finished(wanted: Configs, workdir: Path) -> dict[str, Run]:
-    """The runs that are finished; a folder with a run of another config is an error."""
+def finished(configs: Configs, workdir: Path) -> dict[str, Run]:
+    """The finished runs; InputError for a folder that holds a run of another config."""
     runs = {}
-    for name, config in wanted.items():
+    for name, config in configs.items():
         try:
             rundir.check_resumable(workdir / name, config)
         except rundir.FinishedError:
@@ -57,36 +57,38 @@ def finished(wanted: Configs, workdir: Path) -> dict[str, Run]:
 
 
 def by_seed(groups: Mapping[Key, Configs], workdir: Path) -> dict[Key, dict[int, Run]]:
-    """Group -> seed -> run of what is finished."""
+    """Group -> seed -> run, for the finished runs."""
     return {
-        key: {wanted[name].seed: run for name, run in finished(wanted, workdir).items()}
-        for key, wanted in groups.items()
+        key: {configs[name].seed: run for name, run in finished(configs, workdir).items()}
+        for key, configs in groups.items()
     }
 
 
 def in_turn(groups: Mapping[Key, Configs]) -> Configs:
-    """All runs, seed by seed: whatever time allows leaves every group equally far."""
-    rounds = itertools.zip_longest(*(wanted.items() for wanted in groups.values()))
+    """All runs, seed by seed, so that a sweep cut short has equally many seeds of each group."""
+    rounds = itertools.zip_longest(*(configs.items() for configs in groups.values()))
     return dict(item for each in rounds for item in each if item)
 
 
 def build(
-    wanted: Configs,
+    configs: Configs,
     should_stop: Callable[[], bool],
     plans: Mapping[str, PrivacyPlan | None] = {},
 ) -> dict[str, loop.Trainer]:
-    """The trainers of some runs; those that differ by their seed alone share one.
+    """The trainers of some runs, by name.
 
-    So a setting is planned once. `should_stop` is asked after each. `plans` are those that
-    unfinished runs have recorded.
+    Runs that differ in their seed alone share one trainer, so a setting is planned once.
+    `should_stop` is called after each run, and True returns the trainers so far. `plans` are the
+    plans that unfinished runs have recorded.
     """
     built: dict[str, loop.Trainer] = {}
     trainers = {}
-    for name, config in wanted.items():
-        same = config.copy_and_resolve_references()
-        same.seed = 0
-        key = str(same.to_json_best_effort(sort_keys=True))
+    for name, config in configs.items():
+        seedless = config.copy_and_resolve_references()
+        seedless.seed = 0
+        key = str(seedless.to_json_best_effort(sort_keys=True))
         plan = plans.get(name)
+        # A resumed run keeps its recorded σ, even where an accountant would choose another today.
         if key not in built or (plan and plan != built[key].plan):
             built[key] = loop.build(config, plan=plan)
         trainers[name] = built[key]
@@ -96,7 +98,7 @@ def build(
 
 
 def train(
-    wanted: Configs,
+    configs: Configs,
     workdir: Path,
     should_stop: Callable[[], bool],
     on_event: Callable[[str, str], None],
@@ -105,21 +107,21 @@ def train(
 ) -> None:
     """Trains the runs that are not finished, in order.
 
-    Runs that another process is training are left to it, so several processes may share a
-    workdir; they are looked at again at the end. Everything is checked before the first step.
+    Several processes may share a workdir: a run that another process is training is skipped, and
+    tried again at the end. Every config is checked before the first step.
 
     Args:
-      wanted: all runs.
+      configs: all runs.
       workdir: folder that holds them.
-      should_stop: asked after every step; True stops the run there and starts no other.
-      on_event: called with a run's name and what happened to it.
-      on_row: called with a run's name and each metrics row as it is made.
-      on_built: called before the first step with the trainers of the runs to train.
+      should_stop: called after every step; True stops that run and starts no other.
+      on_event: called with a run's name and an event, such as its end.
+      on_row: called with a run's name and each new row of metrics.
+      on_built: called before the first step with the trainers of the unfinished runs.
     """
-    done = finished(wanted, workdir)
-    missing = [name for name in wanted if name not in done]
-    plans = {name: rundir.recorded_plan(workdir / name, wanted[name]) for name in missing}
-    built = build({name: wanted[name] for name in missing}, should_stop, plans)
+    complete = finished(configs, workdir)
+    missing = [name for name in configs if name not in complete]
+    plans = {name: rundir.recorded_plan(workdir / name, configs[name]) for name in missing}
+    built = build({name: configs[name] for name in missing}, should_stop, plans)
     if len(built) < len(missing):
         return
     on_built(built)
@@ -131,13 +133,13 @@ def train(
             try:
                 result = loop.train(
                     built[name],
-                    wanted[name].seed,
+                    configs[name].seed,
                     workdir / name,
                     on_row=lambda row, name=name: on_row(name, row),  # type: ignore[misc]
                     should_stop=should_stop,
                 )
             except BlockingIOError:
-                busy.append(name)  # another process is training it: see again at the end
+                busy.append(name)  # another process is training it; tried again at the end
                 continue
             except rundir.FinishedError:
                 continue  # another process has finished it meanwhile
@@ -150,21 +152,21 @@ def train(
             text += f" in {summary['seconds']:.0f} s"
             on_event(name, "; ".join(filter(None, (text, rundir.divergence(summary)))))
         if busy == missing:
-            on_event(busy[0], f"is another process's, as are {len(busy) - 1} more")
+            on_event(busy[0], f"another process trains this run and {len(busy) - 1} more")
             return
         missing = busy
 
 
 def last_state(trainer: loop.Trainer, seed: int, folder: Path) -> TrainState | None:
-    """The state after the last step of a run in a folder; None if it kept no checkpoint."""
+    """The state after the last step of a run in a folder; None if the run saved none."""
     newest = checkpoint.newest(folder / CHECKPOINTS)
     return checkpoint.restore(newest, trainer.init(seed)) if newest else None
 
 
 def with_seeds(folder: str, config: ConfigDict, num: int, first: int = 0) -> Configs:
     """A group: `FOLDER/seedN` -> the config with seed N, for `num` seeds."""
-    wanted = {}
+    configs = {}
     for seed in range(first, first + num):
-        wanted[f"{folder}/seed{seed}"] = config.copy_and_resolve_references()
-        wanted[f"{folder}/seed{seed}"].seed = seed
-    return wanted
+        configs[f"{folder}/seed{seed}"] = config.copy_and_resolve_references()
+        configs[f"{folder}/seed{seed}"].seed = seed
+    return configs

@@ -1,4 +1,4 @@
-"""A study carried out: it trains what is missing, with a bar of all steps, and writes the table."""
+"""Carries out a study: trains the missing runs, with a progress bar, and writes the table."""
 
 import sys
 import time
@@ -23,11 +23,11 @@ with needs("train"):
         TimeRemainingColumn,
     )
 
-# Heading -> what the diagnostics measure.
+# Heading -> key of a diagnostic.
 BIAS = {"‖bias‖": "bias_norm", "‖ĝ‖": "gradient_norm", "ratio": "relative_bias", "cosine": "cosine"}
 GAIN: tables.Columns = {
     "paired gain": lambda row: tables.interval(row["gain"], f"+z{_form(row)}"),
-    # A p that would be rounded to 0 is not 0.
+    # A small p must not be printed as 0.
     "p": lambda row: tables.number(row["p"], ".2f").replace("0.00", "< 0.01"),
     "min. detectable": lambda row: tables.number(row["minimum_detectable_effect"], _form(row)),
 }
@@ -41,9 +41,12 @@ def carry_out(
     should_stop: Callable[[], bool],
     log: Callable[[str], None],
 ) -> tuple[list[JsonObject], Runs]:
-    """Trains what is missing in `workdir`, writes `OUT.json` and `OUT.md`; the rows and the runs.
+    """Trains the missing runs in `workdir`, and writes `OUT.json` and `OUT.md`.
 
-    A study that is not finished is written as far as it is; whoever calls again goes on.
+    If `should_stop` ends it early, the files hold the finished runs, and another call continues.
+
+    Returns:
+      The rows of the table, and the finished runs.
     """
     trained = run_missing(study.configs(num_seeds), workdir, should_stop, log)
     result = study.result(trained)
@@ -54,13 +57,16 @@ def carry_out(
     return rows, trained
 
 
-def columns(own: tables.Columns, rows: Sequence[JsonMapping]) -> tables.Columns:
-    """A study's table: gains where something is paired, bias where it was measured."""
+def columns(more: tables.Columns, rows: Sequence[JsonMapping]) -> tables.Columns:
+    """The columns of a study's table, with `more` after ε.
+
+    Gains stand there if a group has a baseline, and diagnostics if a run has them.
+    """
     paired = any(row["baseline"] not in (None, row["label"]) for row in rows)
     metric = next((row["metric"] for row in rows if "metric" in row), "accuracy")
     heading = metric.replace("_", " ") + ", %" * is_percent(metric)
     heading += " (lower is better)" * (metric in LOWER_IS_BETTER)
-    measured = {heading: key for heading, key in BIAS.items() if any(row[key] for row in rows)}
+    bias = {heading: key for heading, key in BIAS.items() if any(row[key] for row in rows)}
     gain = {
         heading: lambda row, cell=cell: "–" if row["gain"] is None else cell(row)
         for heading, cell in GAIN.items()
@@ -68,7 +74,7 @@ def columns(own: tables.Columns, rows: Sequence[JsonMapping]) -> tables.Columns:
     return {
         "group": lambda row: row["label"],
         "ε": lambda row: "–" if row["epsilon"] is None else rounded_up(row["epsilon"], ".3g"),
-        **own,
+        **more,
         "seeds": lambda row: str(len(row["seeds"])),
         heading: lambda row: (
             tables.interval(row[metric], _form(row)) if row[metric] else "diverged"
@@ -76,14 +82,14 @@ def columns(own: tables.Columns, rows: Sequence[JsonMapping]) -> tables.Columns:
         **(gain if paired else {}),
         **{
             heading: lambda row, key=key: tables.number(row[key] and row[key]["mean"], ".3f")  # type: ignore[misc]
-            for heading, key in measured.items()
+            for heading, key in bias.items()
         },
         "seconds": lambda row: f"{row['seconds']:.3g}",
     }
 
 
 def _form(row: JsonMapping) -> str:
-    """Of %, two digits; of any other metric, whose size is not known, four that count."""
+    """Two decimals for %; four significant digits for other metrics, which have any size."""
     return ".2f" if is_percent(row.get("metric", "accuracy")) else ".4g"
 
 
@@ -93,15 +99,17 @@ def run_missing(
     should_stop: Callable[[], bool],
     log: Callable[[str], None],
 ) -> dict[str, dict[int, runs.Run]]:
-    """Trains what is missing, seed by seed, until it is done or `should_stop`.
+    """Trains the missing runs, seed by seed, until all are finished or `should_stop` is true.
 
-    It shows a bar of all steps. `log` is called with a line on each run. Returns group -> seed ->
-    finished run.
+    A progress bar counts the steps of all runs. `log` is called with a line about each run.
+
+    Returns:
+      Group -> seed -> finished run.
     """
     workdir.mkdir(parents=True, exist_ok=True)
     parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "steps")
-    shown = sys.stdout.isatty()
-    with Progress(*parts, TimeRemainingColumn(), transient=True, disable=not shown) as bar:
+    is_terminal = sys.stdout.isatty()
+    with Progress(*parts, TimeRemainingColumn(), transient=True, disable=not is_terminal) as bar:
         task = bar.add_task("reading finished runs", total=None)
         step: dict[str, int] = {}
 
@@ -119,11 +127,12 @@ def run_missing(
         runs.train(runs.in_turn(groups), workdir, should_stop, on_event, on_row, on_built)
     trained = runs.by_seed(groups, workdir)
     if num_missing := sum(map(len, groups.values())) - sum(map(len, trained.values())):
-        are = "is" if num_missing == 1 else "are"
-        log(f"{files.counted(num_missing, 'run')} {are} not finished; the same command continues")
+        are, them = ("is", "it") if num_missing == 1 else ("are", "them")
+        unfinished = f"{files.counted(num_missing, 'run')} {are} not finished"
+        log(f"{unfinished}; the same command continues {them}")
     return trained
 
 
 def finished(trained: Runs, num_seeds: int) -> bool:
-    """Whether every group has all its runs."""
+    """Whether every group has `num_seeds` finished runs."""
     return all(len(by_seed) >= num_seeds for by_seed in trained.values())

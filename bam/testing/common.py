@@ -1,4 +1,4 @@
-"""What the checks share: how to complain, and how to compare."""
+"""Helpers of the checks: to raise, to compile and to compare."""
 
 from collections.abc import Callable
 
@@ -9,17 +9,17 @@ from jaxtyping import PyTree
 
 from bam.core import pytree
 
-MIXED = "in a vmap over a batch it gives something else than one by one: examples mix"
+MIXED = "its output under jax.vmap differs from that for each example alone: examples mix"
 
 
 def require(holds: bool, message: str) -> None:
-    """An AssertionError with the message, unless it holds."""
+    """AssertionError with the message, unless `holds`."""
     if not holds:
         raise AssertionError(message)
 
 
 def compiled(function: Callable[..., PyTree], failure: str) -> Callable[..., PyTree]:
-    """The compiled function; what it raises is an AssertionError that begins with `failure`."""
+    """The compiled function; its errors become an AssertionError that begins with `failure`."""
     program = jax.jit(function)
 
     def run(*arguments: PyTree) -> PyTree:
@@ -38,19 +38,19 @@ def row(batch: PyTree, i: int) -> PyTree:
     return jax.tree.map(lambda x: x[i], batch)
 
 
-def shapes(of: PyTree) -> list[tuple[tuple[int, ...], np.dtype]]:
+def shapes(tree: PyTree) -> list[tuple[tuple[int, ...], np.dtype]]:
     """Shape and dtype of every leaf."""
-    return [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(of)]
+    return [(jnp.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(tree)]
 
 
-def norm64(of: PyTree) -> float:
-    """Length in float64, which no float32 gradient overflows."""
-    leaves = [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(of)]
+def norm64(tree: PyTree) -> float:
+    """The L2 norm in float64, which does not overflow for float32 gradients."""
+    leaves = [np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(tree)]
     return float(np.linalg.norm(np.concatenate(leaves))) if leaves else 0.0
 
 
 def close(a: PyTree, b: PyTree, rtol: float = 1e-4) -> bool:
-    """Equal up to float32 rounding of each tree's largest entries; to the bit for `rtol` 0."""
+    """Whether a and b differ by at most `rtol` times the norm of b; for `rtol` 0 not at all."""
     if not pytree.same_structure(a, b) or shapes(a) != shapes(b):
         return False
     difference = jax.tree.map(

@@ -13,8 +13,8 @@ from bam.core import oracles, pytree
 from bam.core.pytree import Params
 from bam.testing.common import MIXED, close, compiled, norm64, require, row, shapes
 
-# Examples whose gradients are evaluated without a compiler, too, where Python's code runs at every
-# call and can draw random numbers. The third such gradient is the one that is zero.
+# Examples whose gradients are also evaluated without jit, where Python code runs at every call and
+# may draw random numbers. A third one, in `check_oracle`, is the gradient at a minimum.
 NUM_EAGER = 2
 
 
@@ -23,18 +23,23 @@ def check_oracle(
     *,
     is_dp_sgd: Callable[[oracles.LossFn], oracles.Oracle] | None = None,
 ) -> None:
-    """Checks that an oracle's gradient is one example's own, and usable in training.
+    """Checks that an oracle's gradient depends on one example alone and can be trained with.
 
-    * structure, shapes and dtypes are those of the parameters, and values finite, also where the
-      gradient is zero;
-    * compiled and not compiled are the same, and `vmap` over a batch is a loop over its rows: an
-      example's gradient depends on that example alone;
-    * called again it is the same: randomness comes from `example["key"]` alone;
-    * `ascend` keeps structure, shapes and dtypes, also before the first step, where the previous
-      private gradient is zeros, as in training.
+    * The gradient has the parameters' structure, shapes and dtypes, and finite values, also where
+      the loss's gradient is zero.
+    * It is the same with and without jit, and under `vmap` the same as for each example alone, so
+      it depends on no other example.
+    * A second call gives the same bits, so randomness comes from `example["key"]` alone.
+    * `ascend` keeps shapes and dtypes, also before the first step, where the previous private
+      gradient is zeros, as in training.
 
-    `is_dp_sgd` makes the oracle with the parameter value where it must be DP-SGD to the bit, such
-    as a radius of zero.
+    Args:
+      make_oracle: loss function -> the oracle to check.
+      is_dp_sgd: loss function -> the oracle with the option, such as a radius of zero, at which it
+        must equal DP-SGD to the bit.
+
+    Raises:
+      AssertionError: names the first fault.
     """
     params, batch = _network()
     rows = [row(batch, i) for i in range(4)]
@@ -42,7 +47,10 @@ def check_oracle(
     ascend = compiled(oracle.ascend, "its ascend does not run compiled, in jax.jit")
     for previous in (jax.tree.map(jnp.zeros_like, params), params):
         moved = ascend(params, previous)
-        require(shapes(moved) == shapes(params), "ascend does not return something like the params")
+        require(
+            shapes(moved) == shapes(params),
+            "ascend returns other shapes or dtypes than the parameters",
+        )
         require(math.isfinite(norm64(moved)), "ascend returns values that are not finite")
     eager = [oracle.grad(params, example) for example in rows[:NUM_EAGER]]
     one = compiled(oracle.grad, "its gradient does not run compiled, in jax.jit")
@@ -54,11 +62,11 @@ def check_oracle(
         )
         require(shapes(grads) == shapes(params), "its gradient has other shapes or dtypes")
         require(math.isfinite(norm64(grads)), "its gradient is not finite")
-        require(close(as_compiled, grads), "compiled it gives something else")
+        require(close(as_compiled, grads), "its gradient differs between jax.jit and without it")
         require(
             close(oracle.grad(params, example), grads, 0.0),
-            "called twice it gives two gradients: it keeps something, or draws random numbers "
-            'from elsewhere than example["key"]',
+            "called twice it returns two gradients: it has a state, or draws random numbers that "
+            'do not come from example["key"]',
         )
     together = compiled(
         jax.vmap(oracle.grad, (None, 0)),
@@ -70,20 +78,21 @@ def check_oracle(
         require(close(row(batched, i), grads), MIXED)
     at_minimum = make_oracle(_loss_at_minimum).grad(params, rows[0])
     require(
-        math.isfinite(norm64(at_minimum)), "where the gradient is zero it is not finite any more"
+        math.isfinite(norm64(at_minimum)),
+        "its gradient is not finite where the gradient is zero: guard the division by its norm",
     )
     if is_dp_sgd is not None:
-        plain, same = oracles.dp_sgd(_loss), is_dp_sgd(_loss)
+        dp_sgd, oracle = oracles.dp_sgd(_loss), is_dp_sgd(_loss)
         for example in rows[:NUM_EAGER]:
-            grads = same.grad(same.ascend(params, params), example)
+            grads = oracle.grad(oracle.ascend(params, params), example)
             require(
-                close(grads, plain.grad(params, example), 0.0),
-                "where it must be DP-SGD it is another gradient",
+                close(grads, dp_sgd.grad(params, example), 0.0),
+                "the oracle that must be DP-SGD returns another gradient",
             )
 
 
 def _network() -> tuple[Params, dict[str, Array]]:
-    """Parameters and four examples of a small classifier, as the trainer's examples look."""
+    """Parameters of a small classifier, and four examples with the keys of the trainer's."""
     rng = np.random.default_rng(1)
     params = {
         "hidden": jnp.asarray(rng.normal(size=(6, 4)), jnp.float32),
@@ -107,7 +116,7 @@ def _loss(params: Params, example: dict[str, Array]) -> Array:
 
 
 def _loss_at_minimum(params: Params, example: dict[str, Array]) -> Array:
-    """Smallest at `_network`'s parameters, where its gradient is zero."""
+    """A loss with its minimum at `_network`'s parameters, where its gradient is zero."""
     del example
     squares = jax.tree.map(lambda x, x0: jnp.sum((x - x0) ** 2), params, _network()[0])
     return 0.5 * optax.tree.sum(squares)

@@ -20,11 +20,11 @@ from bam.testing.common import MIXED, close, compiled, norm64, require, row, sha
 
 MAGNITUDES = (0.0, 1e-40, 1e-25, 1e-6, 0.1, 1.0, 30.0, 1e15, 1e19, 1e30, 3e38)
 SPECIAL = (math.nan, math.inf, -math.inf)
-# What a noised mean may be, everywhere and in every step, before a state must stop to move with it.
+# Noised means, with one value in every entry and step, which drive a state to its extremes.
 EXTREME_MEANS = (0.0, 1.0, -1.0, 1e3, -1e3, 1e30, -1e30)
 NUM_LATER_STEPS = 40
-# Evaluated without a compiler, too, where Python's code sees numbers, which it can keep, and meets
-# its own errors: a norm to divide by that is zero, what a clip leaves alone, and what it shortens.
+# Gradients that are also evaluated without jit, where Python code sees numbers and may keep them:
+# one with norm zero, to divide by; one that a clip leaves as it is; one that it shortens.
 EAGER = ("a gradient of size 0", "a gradient of size 0.1", "a gradient of size 30")
 
 
@@ -34,28 +34,31 @@ def check_transform(
     *,
     keeps_structure: bool = True,
 ) -> None:
-    """Checks that a per-example transform keeps what the guarantee asks of it.
+    """Checks that a per-example transform meets the assumptions of the guarantee.
 
-    * it declares a finite `sensitivity`, and no gradient gets past it: huge, tiny, denormal, NaN or
-      infinite, in all leaves or one; of parameters in 1, 2, 3 or 20 leaves, float32 and bfloat16;
-      and in later steps, whatever means its `finish` has seen;
-    * structure, shapes and dtypes of the gradient are kept, and what is finite stays finite;
-    * its output depends on the one gradient it is given: called again it is the same, its state
-      does not remember an example, and `vmap` over a batch is a loop over its rows;
-    * compiled and not compiled are the same;
-    * it keeps no array of NumPy's, dict or list that its caller can change afterwards: numbers are
-      to be copied when it is made;
-    * masked rows count for nothing in `clipped_sum`, and one row more or less moves the sum by at
-      most the sensitivity.
+    * It declares a finite `sensitivity`, and its output never exceeds it: for gradients that are
+      huge, tiny, denormal, NaN or infinite, in all leaves or one; for parameters in 1, 2, 3 or 20
+      leaves, in float32 and bfloat16; and in later steps, whatever means `finish` got.
+    * Its output is always finite, with the gradient's structure, shapes and dtypes.
+    * Its output depends on one gradient alone: a second call returns the same bits, and `vmap` over
+      a batch the same as each row alone.
+    * Its output is the same with and without jit.
+    * It keeps no NumPy array, dict, list or set that its caller can change afterwards. Copy numbers
+      when the transform is made.
+    * Masked rows add zero in `clipped_sum`, and one row changes the sum by at most the sensitivity.
 
-    Each gradient is evaluated compiled, by itself and in one `vmap` of all; three are evaluated as
-    they are written, and twice.
+    Each gradient is evaluated in jit, alone and in one `vmap`; three also without jit, twice each.
 
-    Give your parameters if the transform is for one structure alone; by default several are tried.
-    Give `keeps_structure=False` for a transform with a `finish` that adds more than the gradient to
-    the sum; then what `finish` returns must have the gradient's structure.
+    Args:
+      transform: the transform to check.
+      params: your parameters, if it is made for one structure; None tries several structures.
+      keeps_structure: False for a transform whose `finish` takes additional entries out of the sum.
+        Then the result of `finish` must have the structure of the parameters.
+
+    Raises:
+      AssertionError: names the first fault.
     """
-    others = () if params is not None else tuple(_shapes_to_try())
+    more_params = () if params is not None else tuple(_shapes_to_try())
     if params is None:
         params = {"w": jnp.ones((2, 3)), "b": jnp.zeros(())}
     require(
@@ -80,16 +83,16 @@ def check_transform(
     for name, bounded in zip(names, alone, strict=True):
         require(
             name not in eager or close(bounded, eager[name]),
-            f"compiled it gives something else for {name}",
+            f"its output for {name} differs between jax.jit and without it",
         )
     batch, batched = _stacked(rows), _batched(update, len(rows))
     together = batched(batch, state)
     _check_norms(names, together, sensitivity)
-    for bounded, by_itself in zip(together, alone, strict=True):
-        require(close(bounded, by_itself), MIXED)
+    for in_batch, bounded in zip(together, alone, strict=True):
+        require(close(in_batch, bounded), MIXED)
     _check_sums(transform, params, batch, len(rows), sensitivity)
-    for description, other in others:
-        _check_bound(transform, other, sensitivity, f" ({description})")
+    for description, each in more_params:
+        _check_bound(transform, each, sensitivity, f" ({description})")
     if getattr(transform, "finish", None) is not None:
         step = compiled(
             lambda mean, state: finish(transform, mean, state)[1],
@@ -106,13 +109,13 @@ def check_transform(
         require(
             False,
             f"it keeps {name}, which its caller can change afterwards: copy numbers when it is "
-            "made, as by float(…)",
+            "made, for example with float(…)",
         )
     if not keeps_structure:
         private_grad, next_state = finish(transform, alone[0], state)
         require(
             shapes(private_grad) == shapes(params),
-            "what its finish returns is not like the parameters",
+            "its finish returns other shapes or dtypes than the parameters",
         )
         require(
             pytree.same_structure(next_state, state),
@@ -121,15 +124,15 @@ def check_transform(
 
 
 def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
-    """What its functions close over that can be written to, by name and type."""
-    left, seen = [transform.init, transform.update, getattr(transform, "finish", None)], set()
-    while left:
-        function = left.pop()
+    """The writable values in the closures of its functions, by name and type."""
+    stack, seen = [transform.init, transform.update, getattr(transform, "finish", None)], set()
+    while stack:
+        function = stack.pop()
         if isinstance(function, Closure):
-            left.append(function.fn)
-            for kept in (*function.structure, *function.numbers):
-                if _is_changeable(kept):
-                    yield f"a number, of type {type(kept).__name__}"
+            stack.append(function.fn)
+            for value in (*function.structure, *function.numbers):
+                if _is_changeable(value):
+                    yield f"a number, of type {type(value).__name__}"
             continue
         function = inspect.unwrap(function) if callable(function) else None
         if not isinstance(function, types.FunctionType) or function in seen:
@@ -138,19 +141,19 @@ def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
         names = function.__code__.co_freevars
         for name, cell in zip(names, function.__closure__ or (), strict=True):
             try:
-                kept = cell.cell_contents
-            except ValueError:  # not assigned
+                value = cell.cell_contents
+            except ValueError:  # a variable that is not assigned yet
                 continue
-            if _is_changeable(kept):
-                yield f"{name}, of type {type(kept).__name__}"
-            # Of a chain the bound is that of the last alone, which its `finish` keeps.
-            parts = kept if isinstance(kept, optax.GradientTransformation) else (kept,)
-            left.extend(parts)
+            if _is_changeable(value):
+                yield f"{name}, of type {type(value).__name__}"
+            # A transform that this one wraps: its functions may keep such values, too.
+            parts = value if isinstance(value, optax.GradientTransformation) else (value,)
+            stack.extend(parts)
 
 
-def _is_changeable(kept: object) -> bool:
-    is_array = isinstance(kept, np.ndarray) and kept.flags.writeable
-    return is_array or isinstance(kept, dict | list | set)
+def _is_changeable(value: object) -> bool:
+    is_array = isinstance(value, np.ndarray) and value.flags.writeable
+    return is_array or isinstance(value, dict | list | set)
 
 
 def _check_eager(
@@ -160,7 +163,7 @@ def _check_eager(
     sensitivity: float,
     keeps_structure: bool,
 ) -> dict[str, PyTree]:
-    """Its outputs for `EAGER`, without a compiler, by name: their structure, and twice the same."""
+    """Name -> output without jit, for `EAGER`; checks structure, bound and a second call."""
     gradients = dict(_gradients(params))
     tried = {name: jax.tree.map(jnp.asarray, gradients[name]) for name in EAGER}
     outputs = {}
@@ -169,8 +172,8 @@ def _check_eager(
         if keeps_structure:
             require(
                 pytree.same_structure(bounded, grads),
-                "its output has another structure than the gradient; if it adds something to the "
-                "sum for its finish, check it with keeps_structure=False",
+                "its output has another structure than the gradient; if its finish needs more "
+                "entries in the sum, check it with keeps_structure=False",
             )
             require(
                 shapes(bounded) == shapes(grads),
@@ -180,7 +183,7 @@ def _check_eager(
     for name, grads in tried.items():
         require(
             close(transform.update(grads, state, params)[0], outputs[name], 0.0),
-            f"called twice with {name} it gives two results: it remembers what it has seen",
+            f"called twice with {name} it returns two results: it remembers earlier gradients",
         )
     return outputs
 
@@ -192,7 +195,7 @@ def _stacked(rows: Sequence[PyTree]) -> PyTree:
 def _batched(
     update: Callable[[Grads, PyTree], PyTree], num_rows: int
 ) -> Callable[[PyTree, PyTree], list[PyTree]]:
-    """The outputs for all rows of a batch at one state, by one program."""
+    """A function of a batch and a state that returns the output for each row, by one program."""
     program = compiled(
         jax.vmap(update, (0, None)), "its update does not run for a batch of rows, in jax.vmap"
     )
@@ -207,7 +210,7 @@ def _batched(
 def _check_bound(
     transform: optax.GradientTransformation, params: Params, sensitivity: float, when: str
 ) -> None:
-    """The bound, for one kind of parameters; all gradients in one program."""
+    """Checks the bound for further parameters, with all gradients in one program."""
     names, rows = zip(*_gradients(params), strict=True)
     batched = _batched(lambda grads, state: transform.update(grads, state, params)[0], len(rows))
     bounded = batched(_stacked(rows), transform.init(params))
@@ -224,6 +227,7 @@ def _check_norms(
 def _check_norm(bounded: PyTree, sensitivity: float, name: str, when: str = "") -> None:
     norm = norm64(bounded)
     require(math.isfinite(norm), f"its output for {name} is not finite{when}")
+    # The noise is scaled to the bound times ROUNDING, so this much above it is safe.
     require(
         norm <= sensitivity * ROUNDING + 1e-30,
         f"its output for {name} has norm {norm:.6g}, above its sensitivity {sensitivity:.6g}{when}",
@@ -244,7 +248,7 @@ def _check_sums(
     num_rows: int,
     sensitivity: float,
 ) -> None:
-    """Masked rows are inert in a sum, and one row moves it little."""
+    """Checks that masked rows add zero to a sum, and that one row changes it within the bound."""
 
     @jax.jit
     def total(mask: jax.Array) -> PyTree:
@@ -252,13 +256,13 @@ def _check_sums(
         return clipped_sum(grad_fn, transform, params, batch, mask=mask, microbatch_size=3)[0]
 
     none = np.zeros(num_rows, bool)
-    require(norm64(total(none)) == 0, "rows that are masked out count for something")
-    whole = total(~none)
+    require(norm64(total(none)) == 0, "masked rows change the sum")
+    total_of_all = total(~none)
     for i in range(num_rows):
         only = none.copy()
         only[i] = True
-        moved = norm64(jax.tree.map(np.subtract, whole, total(~only)))
-        # Sums of many rows round more than one row does.
+        moved = norm64(jax.tree.map(np.subtract, total_of_all, total(~only)))
+        # 1e-4 above the bound, because a sum of many rows rounds more than one row.
         require(
             moved <= sensitivity * (1 + 1e-4) + 1e-30,
             f"one example moves the sum by {moved:.6g}, more than its sensitivity {sensitivity}",
@@ -266,7 +270,7 @@ def _check_sums(
 
 
 def _gradients(params: Params) -> Iterator[tuple[str, PyTree]]:
-    """Named gradients like `params`: of every size, in all leaves or in one, and not finite."""
+    """(name, gradient) like `params`: of every size, in all leaves or in one, and not finite."""
     rng = np.random.default_rng(0)
     leaves: list[Array] = jax.tree.leaves(params)
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(params)

@@ -37,7 +37,7 @@ def main() -> None:
         study = Study(
             groups,
             lambda label: f"gradients {label.split(' ')[1]}",
-            facts=lambda label, _: {"target_epsilon": groups[label].epsilon},
+            fields=lambda label, _: {"target_epsilon": groups[label].epsilon},
         )
         rows, _ = many_runs.carry_out(study, Path(_OUT.value))
         draw(rows, non_private_accuracy(), Path(f"{_OUT.value}.png"))
