@@ -131,7 +131,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(experiment, sto
     opened = lambda: os.close(os.open(path, os.O_RDWR))  # noqa: E731
     waiting = threading.Timer(20, opened)  # whoever waited goes on, and fails
     waiting.start()
-    with pytest.raises((OSError, ValueError), match=rf"{path.name}.*(no ordinary file|read)"):
+    with pytest.raises((OSError, ValueError), match=rf"{path.name}.*(not a regular file|read)"):
         loop.train(experiment, 0, stopped)
     assert waiting.is_alive()
     waiting.cancel()

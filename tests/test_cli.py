@@ -200,7 +200,7 @@ def test_no_file_is_put_in_the_place_of_a_device_or_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for write in (lambda: console.check_writable(str(pipe)), lambda: files.write_text(pipe, "")):
-        with pytest.raises(PermissionError, match="no ordinary file"):
+        with pytest.raises(PermissionError, match="not a regular file"):
             write()
     assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
 

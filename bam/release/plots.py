@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bam.extras import MissingExtraError, needs
-from bam.files import JsonObject, drawn
+from bam.files import JsonObject, literal
 
 MISSING = ""  # why nothing can be drawn
 try:
@@ -57,10 +57,10 @@ def svg(chart: Chart) -> str:
         figure = Figure(figsize=(5, 3.3), layout="constrained")
         axes = figure.subplots()
         for (label, (x, y)), dashes in zip(chart.lines.items(), ("-", "--", ":"), strict=False):
-            (line,) = axes.plot(x, y, dashes, label=drawn(label), clip_on=False)
+            (line,) = axes.plot(x, y, dashes, label=literal(label), clip_on=False)
             end: JsonObject = {"linewidth": 5, "solid_capstyle": "round", "color": line.get_color()}
             axes.plot([x[-1]] * 2, [y[-1]] * 2, clip_on=False, **end)  # also the only point
-        axes.set(xlabel=drawn(chart.x_label), xscale="log" if chart.x_form == SHARE else "linear")
+        axes.set(xlabel=literal(chart.x_label), xscale="log" if chart.x_form == SHARE else "linear")
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         if chart.x_form != SHARE:
             whole: JsonObject = {"integer": True, "min_n_ticks": 1}  # no step is 1.25

@@ -84,7 +84,7 @@ def one_line_errors(file: str) -> Iterator[None]:
     except MissingExtraError:
         raise
     except Exception as error:
-        where = named.own_place(error, file)
+        where = named.user_place(error, file)
         if not where:
             raise
         raise InputError(where) from error
