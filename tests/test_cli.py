@@ -93,7 +93,9 @@ def test_a_slip_in_a_config_or_key_is_one_line(flag, message, refusal):
 def test_what_is_no_config_at_all_is_one_line(tmp_path, refusal):
     file = tmp_path / "mine.py"
     file.write_text("def get_config(method):\n    return None\n")
-    assert "the config file makes no config" in refusal(f"--config={file}:a", "--config.epsilon=1")
+    assert "is not a config: get_config returns a" in refusal(
+        f"--config={file}:a", "--config.epsilon=1"
+    )
 
 
 def test_a_shipped_config_goes_by_its_name_and_a_file_by_its_path():
