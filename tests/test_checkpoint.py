@@ -80,7 +80,7 @@ def test_resuming_on_other_data_or_another_plan_is_refused(experiment, stopped, 
     with pytest.raises(ValueError, match="is of a run with num_steps = 3, not 4"):
         loop.train(dataclasses.replace(experiment, plan=plan), 0, stopped)
     (stopped / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"has steps of a run but no config\.json"):
+    with pytest.raises(ValueError, match=r"holds steps of a run, but its config\.json is missing"):
         loop.train(experiment, 0, stopped)
 
 
