@@ -60,7 +60,7 @@ class RunFiles:
         return max(counts, default=0)
 
     def begin(self) -> None:
-        """Writes the config; call it once this process has locked the folder. Raises as `__init__`."""
+        """Writes the config; call it after locking the folder. Raises as `check_resumable`."""
         if self._workdir is not None and self._writes:
             # Before the lock, another process may have finished the run.
             check_resumable(self._workdir, self._config)
@@ -107,7 +107,7 @@ class RunFiles:
 
 
 def read_rows(workdir: Path) -> list[JsonObject]:
-    """The rows of a run's `metrics.jsonl`; a row that a killed process wrote in part is left out."""
+    """The complete rows of a run's `metrics.jsonl`."""
     path = workdir / METRICS
     check_replaceable(path)  # reading a pipe would wait for a writer
     lines = path.read_bytes().splitlines() if path.exists() else []

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate. They are public, because they depend only on the step's number."""
+"""Schedules of the learning rate: public, because they depend only on the step's number."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -45,7 +45,7 @@ def summarize(
         "loss": trainer.config.loss.name,
         "features": trainer.config.features.name,
         "features_digest": trainer.features_digest,
-        # Without its last field, the source, which is a path on the user's machine.
+        # The last two fields are the origin of the others, which may be a path of the user's.
         "normalisation": pixels and {x: pixels._asdict()[x] for x in pixels._fields[:4]},
         "model": trainer.config.model.name,
         "num_params": trainer.num_params,
