@@ -187,7 +187,7 @@ def _score(
             # Held-out images stand in for test data: ε covers the noised score alone, no other
             # figure of them.
             judged = not trainer.config.dataset.holdout
-            loop.train(trainer, None, folder, should_stop=should_stop, log=log, judged=judged)
+            loop.train(trainer, None, folder, should_stop=should_stop, log=log, evaluates=judged)
         return noised_score(trainer, 0, folder, noise)
     except (OSError, InputError) as error:
         why = str(error).replace(str(folder), f"a trial of {folder.parents[1]}")

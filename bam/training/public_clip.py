@@ -78,7 +78,7 @@ def check(config: ConfigDict, public: PublicData) -> None:
         "method non_private clips nothing": not methods.is_private(config.method.name),
         "it measures the cross-entropy, and no other loss": config.loss.name != "cross_entropy",
         "it reads images, not features": config.features.name,
-        "it trains all weights of a model from scratch": config.init_from or config.trainable,
+        "it trains all of a model from scratch": config.init_from or config.trainable,
         "it measures gradients of examples, not of users": config.dataset.group_size,
     }
     for why, is_so in refused.items():
