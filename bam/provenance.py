@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 
-def versions(*others: str) -> dict[str, str]:
-    """Versions of Python, the packages that decide a run's numbers, and the `others`."""
-    packages = ("bam", "jax", "jaxlib", "flax", "optax", "numpy", "dp-accounting", *others)
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of Python, of the packages that decide a run's numbers, and of further packages."""
+    decisive = ("bam", "jax", "jaxlib", "flax", "optax", "numpy", "dp-accounting")
     installed = {"python": platform.python_version()}
-    for name in packages:
+    for name in (*decisive, *packages):
         try:
             installed[name] = importlib.metadata.version("bam-dp" if name == "bam" else name)
         except importlib.metadata.PackageNotFoundError:

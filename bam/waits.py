@@ -102,7 +102,7 @@ def awaited(log: Log, task: str, about: float = 0.0, stays: bool = True) -> Iter
         if over.wait(SOON if in_place else PATIENCE):
             return
         is_shown.set()
-        # This thread has nobody to raise a closed pipe to; the next line that is printed raises it.
+        # An error of a closed pipe would end only this thread; the next printed line raises it.
         with contextlib.suppress(OSError):
             screen.draw(wait.begin())
             while in_place and not over.wait(TICK):

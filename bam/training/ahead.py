@@ -135,8 +135,8 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
     numbers and the versions. If the step does not compile, the object holds the compiler's problem.
 
     Args:
-      config: of the run.
-      target: of the devices, such as "h100:8".
+      config: the config of the run.
+      target: the devices, such as "h100:8".
       hardware: its devices, from `devices_of`.
       size: 0 takes the data set's images; otherwise images are streamed squares of so many pixels.
     """

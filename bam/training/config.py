@@ -48,7 +48,7 @@ def add_options(config: ConfigDict, overrides: Mapping[str, object]) -> None:
     caller sets the values.
 
     Args:
-      config: of a run; it is changed.
+      config: the config to change.
       overrides: KEY or SECTION.KEY -> value; only the values of `SECTION.name` are read.
 
     Raises:
@@ -88,8 +88,8 @@ def _add_option(options: ConfigDict, section: str, option: str) -> None:
         near = difflib.get_close_matches(option, has, 1)
         hint = f"did you mean {section}.{near[0]}? " if near else ""
         rows = parts.SECTIONS[section].rows
-        others = " or ".join(x for x, row in rows.items() if option in row.public_options)
-        remedy = f"; there is one with --config.{section}.name={others}" if others else ""
+        parts_with = " or ".join(x for x, row in rows.items() if option in row.public_options)
+        remedy = f"; there is one with --config.{section}.name={parts_with}" if parts_with else ""
         raise InputError(
             f"{section} {options.name or 'without a name'} has no option {option!r}: {hint}its "
             f"options: {', '.join(has) or 'none'}{remedy}"

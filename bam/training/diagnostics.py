@@ -238,7 +238,7 @@ def describe(
 
     Args:
       method: the means over G_i.
-      plain: the means over g_i, of the same examples.
+      plain: the means over g_i for the same examples.
       previous_private_grad: the privatised gradient of the previous step.
       noise_std: the standard deviation of the noise on the mean, σS/l; 0 without noise.
     """

@@ -24,7 +24,7 @@ class Inputs(NamedTuple):
     """The settings with which a split's rows become examples.
 
     Attributes:
-      shape: of an image.
+      shape: the shape of an image.
       are_users: whether a row is a user with several images.
       streams: whether a split holds only the rows of a batch.
       num_views, shift, flip, mixtures: arguments of `bam.data.augment`.

@@ -84,7 +84,7 @@ def _files_at(path: str | None) -> str:
     if not path:
         return ""
     text = os.path.realpath(files.user_path(path))
-    # A path that cannot be read is an error of whoever reads the data, with a better message.
+    # If the path cannot be read, the reader of the data says so, with a better message.
     with contextlib.suppress(OSError):
         names = sorted(os.listdir(text)) if os.path.isdir(text) else []
         stats = [os.stat(x) for x in (text, *(os.path.join(text, x) for x in names))]

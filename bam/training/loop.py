@@ -295,8 +295,8 @@ class _Watch:
 def _digests(trainer: Trainer) -> Digests:
     """Digests of the weights and data with which a run began, and must continue.
 
-    The digest of the data depends on a secret key of the run, so that nobody without the key can
-    confirm a guess at the data.
+    The digest of the data depends on a secret key of the run: without it, a digest confirms no
+    guess at the data.
     """
     init_from, digest = trainer.config.init_from, trainer.weights.digest
     # The same weights with another normalisation are another network. The source is a path.

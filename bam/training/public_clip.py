@@ -107,7 +107,7 @@ def clip_norm_from_public(
       shape: `(height, width, channels)` of the private images; the public ones are resized to it.
       model: the `model` section of a config.
       quantile: in (0, 1].
-      num_steps: of training, at least 0.
+      num_steps: the number of training steps, at least 0.
 
     Raises:
       InputError: for an argument out of range, if the public images have other channels than the

@@ -24,8 +24,8 @@ def summarize(
     """The fields of `summary.json` for a finished run; ε and C are None without privacy.
 
     Args:
-      trainer: of the run.
-      seed: of the run.
+      trainer: the trainer of the run.
+      seed: the seed of the run.
       last_row: the last row of its metrics.
       outputs: the outputs for the test images; None leaves the loss's figures out.
       processes: the processes that took its steps, from `bam.privacy.ledger.read_processes`. The
