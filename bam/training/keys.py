@@ -57,7 +57,7 @@ KEYS = (
         "ε, the budget of the whole run. The noise follows from it before training starts.",
         unbounded=True, public=True),
     Key("delta", 1e-5, "δ of (ε, δ)-differential privacy.", public=True),
-    Key("accountant", "pld", 'What computes ε: "pld", which is tight, or "rdp".', public=True),
+    Key("accountant", "pld", 'The computation of ε: "pld", which is tight, or "rdp".', public=True),
     Key("clip_norm", 1.0, "C, the largest norm of one example's gradient in the sum.",
         public=True),
     Key("clip_norm_from", "",
