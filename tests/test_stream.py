@@ -134,7 +134,7 @@ def test_what_is_done_with_which_size_is_said(data, monkeypatch):
     with pytest.raises(ValueError, match=r"unknown dataset\.memory 'disk'"):
         loading.make_dataset(config_of(data, "disk").dataset)
     archive = config_of(data, "stream", **{"dataset.name": "mnist", "dataset.source": "archive"})
-    with pytest.raises(ValueError, match="for the sources parquet and tfds"):
+    with pytest.raises(ValueError, match="source archive cannot be streamed"):
         loading.make_dataset(archive.dataset)
 
 
