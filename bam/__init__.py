@@ -1,19 +1,21 @@
 """Bias-Aware Minimisation and its neighbours: differentially private training in JAX.
 
-One example's gradient comes from an *oracle* (`dp_sgd`, `dp_sat`, `bam_sam`, `bam_exact`), is
-bounded by an optax *transform* (`clip_by_l2_norm`, `normalize`, `clip_per_layer`), summed by the
-*engine* (`clipped_sum`), which adds the noise (`gaussian_noise`); `privatize` is all of that in one
-transform, for batches that fit in memory. `epsilon` and `noise_multiplier` say what it costs.
-`PrivateTraining` couples sampler, clip, noise and ε, so that they cannot disagree: begin there.
+An *oracle* (`dp_sgd`, `dp_sat`, `bam_sam`, `bam_exact`) computes the gradient of one example. An
+optax *transform* (`clip_by_l2_norm`, `normalize`, `clip_per_layer`) bounds it. The *engine*
+(`clipped_sum`) sums the bounded gradients and adds the noise (`gaussian_noise`). `privatize` does
+all of that in one transform, for batches that fit in memory. `epsilon` and `noise_multiplier`
+compute ε from the noise, and the noise from ε. `PrivateTraining` couples sampler, clip, noise and
+ε, so that they cannot disagree: begin there.
 """
 
 import importlib
 
-from bam import core  # noqa: F401 (its guard of XLA's compiler, before JAX computes; it is light)
+# `core` sets a flag of XLA, which XLA reads only once, when JAX first computes. It imports fast.
+from bam import core  # noqa: F401
 
 __version__ = "0.3.0"
 
-# Module -> what `bam` has of it, imported when it is asked for: `bam --help` needs no JAX.
+# Module -> the names that `bam` exports from it, imported on first use: `bam --help` needs no JAX.
 _EXPORTED = {
     "core": ("sampling", "strategy"),
     "core.clipping": (
@@ -63,7 +65,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What `bam` exports, or one of its folders, on first use."""
+    """Imports a name that `bam` exports, or the folder `bam.privacy`, on first use."""
     if name == "privacy":
         return importlib.import_module("bam.privacy")
     if name not in _MODULE_OF:
@@ -73,6 +75,7 @@ def __getattr__(name: str) -> object:
         attribute: object = importlib.import_module(f"{module.__name__}.{name}")
     else:
         attribute = getattr(module, name)
+    # From now on Python finds the name itself, and does not call this function again.
     globals()[name] = attribute
     return attribute
 

@@ -1,10 +1,10 @@
-"""The error that a user causes, as against a fault of bam."""
+"""The error for a user's mistake, as against a fault of bam."""
 
 
 class InputError(ValueError):
-    """A value, file, config, data set or release that bam cannot take, in one line.
+    """A value, file, config, data set or release that bam cannot take.
 
-    The message says which it is and what to do instead. Whatever else is raised, but for errors of
-    the system (`OSError`) and packages that are missing, is a fault of bam or of code of a user's
-    own. Commands print an `InputError` as one line, and end with exit status 2.
+    The message is one line: it names the value and says what to do instead. Commands print it and
+    end with exit status 2. Any other exception is a fault of bam or of the user's code, except
+    `OSError` and the error for a missing package.
     """

@@ -1,6 +1,6 @@
-"""Packages that only a part of the library needs: a missing one is one line that says which extra.
+"""Optional packages: if one is missing, the error is one line that names the extra to install.
 
-`import bam` needs none of them; pyproject.toml lists what each extra brings.
+`import bam` needs none of them. pyproject.toml lists the packages of each extra.
 """
 
 import contextlib
@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 
 class MissingExtraError(ModuleNotFoundError):
-    """A package that an extra of `bam` brings is not installed."""
+    """A package of one of bam's extras is not installed."""
 
 
 @contextlib.contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Around imports of what `extra` brings: raises `MissingExtraError` where one of them fails."""
+    """Raises `MissingExtraError` if an import within it fails: a package of `extra` is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

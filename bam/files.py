@@ -1,4 +1,4 @@
-"""Files, JSON above all, written all or nothing and read with errors that name the file."""
+"""Files, mostly JSON: written all or nothing, read with errors that name the file."""
 
 import contextlib
 import csv
@@ -17,26 +17,28 @@ from bam.errors import InputError
 JsonObject: TypeAlias = dict[str, Any]
 JsonMapping: TypeAlias = Mapping[str, Any]
 
-DEEPEST = 50  # lists and objects within each other in a JSON file
-_DEEP = f"more than {DEEPEST} lists or objects within each other"
+DEEPEST = 50  # levels of nested lists and objects in a JSON file
+_DEEP = f"more than {DEEPEST} nested lists or objects"
 
 
 def user_path(text: str | os.PathLike[str]) -> Path:
-    """The path that a config or a command names; `~NOBODY` stays as it is, a path to nothing.
-
-    `Path.expanduser` raises RuntimeError for that.
-    """
+    """The path in a config or command, with `~` and `~USER` expanded; an unknown user stays."""
+    # `Path.expanduser` would raise RuntimeError for an unknown user.
     return Path(os.path.expanduser(text))
 
 
 def read_bytes(path: Path, limit: int = 2**30) -> bytes:
-    """The bytes, at most `limit`, of an ordinary file: no folder, pipe or device.
+    """The content of a regular file of at most `limit` bytes.
 
-    InputError, in one line that names it, for anything else; OSError if it cannot be read.
+    Raises:
+      InputError: if the file is missing or larger, or is a folder, pipe or device. The line names
+        it.
+      OSError: if it cannot be read.
     """
+    # Reading a pipe would wait for a writer, and a device may have no end.
     if not path.is_file():
-        there = ": what is there is no ordinary file" if path.exists() else ""
-        raise InputError(f"{path}: missing{there}")
+        problem = "not a regular file" if path.exists() else "missing"
+        raise InputError(f"{path}: {problem}")
     num_bytes = path.stat().st_size
     if num_bytes > limit:
         raise InputError(f"{path}: {num_bytes:,} bytes, at most {limit:,} are expected")
@@ -44,31 +46,32 @@ def read_bytes(path: Path, limit: int = 2**30) -> bytes:
 
 
 def read_json(path: Path) -> JsonObject:
-    """A file's JSON object; InputError, in one line that names it, for anything else."""
+    """The JSON object in a file; InputError, in one line that names the file, for anything else."""
     return as_object(read_bytes(path), path)
 
 
 def as_object(text: str | bytes, path: Path) -> JsonObject:
-    """A JSON object in a text of a file; InputError, in one line, for anything else."""
+    """The JSON object in a text; InputError, in one line that names the file, for anything else."""
     try:
         value = json.loads(text)
-    except ValueError:  # of bytes that are no text, too
+    except ValueError:  # bytes that are not UTF-8, too
         raise InputError(f"{path} is damaged: not JSON") from None
     except RecursionError:
         raise InputError(f"{path} is damaged: {_DEEP}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path} is damaged, or not of one run: not a JSON object")
+    # Functions that walk the value recurse, so its depth is limited, level by level.
     level: list[Any] = [value]
     for _ in range(DEEPEST):
         parts = (x.values() if isinstance(x, dict) else x for x in level)
         level = [y for part in parts for y in part if isinstance(y, dict | list)]
-    if level:  # whoever walks it would recurse as deep
+    if level:
         raise InputError(f"{path} is damaged: {_DEEP}")
     return value
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:
-    """The first of the names, in their order, and how many more there are.
+    """The first `most` names, in their order, and the number of further ones.
 
     Examples:
       >>> listed(["a", "b", "c"], most=2)
@@ -95,10 +98,10 @@ def have(num: int, noun: str) -> str:
 
 
 def one_line(value: Any, without: str = "`|") -> Any:
-    """A JSON value in whose texts, keys too, spaces stand for what is not printed and `without`.
+    """A JSON value whose texts and keys have spaces for unprintable characters and `without`.
 
-    For records that may be a stranger's, before they stand in Markdown: a line break, a backtick or
-    a bar in them could end a line, a code or a cell, and what follows would pass for our words.
+    Records that go into Markdown may be a stranger's. A line break, a backtick or a bar could end a
+    line, a code or a cell, and the text after it would pass for bam's.
     """
     if isinstance(value, dict):
         return {one_line(key, without): one_line(x, without) for key, x in value.items()}
@@ -110,10 +113,10 @@ def one_line(value: Any, without: str = "`|") -> Any:
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""A text in which what a terminal would obey or hide is written out, but for `keep`.
+    r"""A text with unprintable characters written as escapes, except those in `keep`.
 
-    File, folder and class names may be a stranger's: an escape sequence in them could move the
-    cursor over our words, and a mark of direction could turn them round.
+    File, folder and class names may be a stranger's. An escape sequence in them could overwrite
+    bam's text on a terminal, and a mark of direction could reverse it.
 
     Examples:
       >>> visible("scan\x1b[2J\u202egnp.exe\n")
@@ -124,33 +127,34 @@ def visible(text: str, keep: str = "") -> str:
     )
 
 
-def drawn(text: str) -> str:
-    r"""A text as Matplotlib draws it letter by letter: `$` begins no formula, `_` hides no line.
+def literal(text: str) -> str:
+    r"""A text that Matplotlib draws letter by letter, for titles and legends.
 
     Examples:
-      >>> drawn("$\\frac{$")
+      >>> literal("$\\frac{$")
       '\\$\\frac{\\$'
     """
-    text = visible(text).replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
+    text = visible(text).replace("$", r"\$")  # a bare `$` begins a formula
+    return f" {text}" if text.startswith("_") else text  # which a legend would leave out
 
 
-# What a spreadsheet takes for the beginning of a formula, in its full width too, but not a number.
+# The first character of a spreadsheet's formula, also in full width, unless a number follows.
 _FORMULA = re.compile(r"(?![+-]?\d+(\.\d*)?(e[+-]?\d+)?\Z)[=+\-@\t\r\n＝＋－＠]", re.ASCII | re.I)
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    r"""Rows as CSV in which no text is a formula of a spreadsheet: an apostrophe is put before it.
+    r"""Rows as CSV, with an apostrophe before each text that a spreadsheet would take as a formula.
 
     A name like `=HYPERLINK("http://…")` may be a stranger's, and opening the table would run it.
-    Numbers stay as they are, also those that are written in a text.
+    Numbers, also in a text, stay as they are.
 
     Examples:
       >>> csv_text([["=1+1", "-1.5", -1.5, "a,b"]])
       '\'=1+1,-1.5,-1.5,"a,b"\n'
     """
     is_formula = lambda x: isinstance(x, str) and _FORMULA.match(x)  # noqa: E731
-    # It quotes what its line end has: with "\n" alone, a bare "\r" would begin a row of its own.
+    # The writer quotes the characters of its line end. With "\n" alone, a bare "\r" in a text would
+    # begin a new row.
     line = csv.writer(SimpleNamespace(write=str), lineterminator="\r\n").writerow
     safe = ([f"'{x}" if is_formula(x) else x for x in row] for row in rows)
     return "".join(str(line(row)).removesuffix("\r\n") + "\n" for row in safe)
@@ -167,37 +171,39 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Writes a file of these bytes, as `written` does."""
+    """Writes bytes to a file, as `written` does."""
     with written(path, mode) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
 def written(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
-    """A file to write, that has its name when all of it is on the disk: all or nothing.
+    """Yields a file to write, which gets its name once all its content is on the disk.
 
-    That holds whatever crashes, also beside others that write it. The file has the permissions of
-    `mode`, less those that the umask takes, before it has any content. PermissionError for a
-    device, a pipe or a folder, in whose place no file is put.
+    After a crash at any moment, the path has its old content or all of the new, also if other
+    processes or threads write it too. The file has the permissions of `mode`, without those that
+    the umask takes, before it has any content. PermissionError for a device, a pipe or a folder,
+    which a file must not replace.
     """
     check_replaceable(path)
     partial = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.partial")
-    partial.unlink(missing_ok=True)  # one that a crash left would keep its own permissions
+    # A file that a crash left would keep its permissions, which may be wider than `mode`.
+    partial.unlink(missing_ok=True)
     try:
         with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             to_disk(file)
         partial.replace(path)
-    except BaseException:  # a full disk, for one, is not to fill up more at each try
+    except BaseException:  # or each try on a full disk would leave one more partial file
         partial.unlink(missing_ok=True)
         raise
-    _sync(path.parent)
+    _sync(path.parent)  # the folder holds the name
 
 
 def replace(partial: Path, path: Path) -> None:
-    """Gives a closed file, or a folder of such files, its name, once all of it is on the disk.
+    """Renames a closed file, or a folder of closed files, to `path`, once it is on the disk.
 
-    So after a power cut there is what was there before or the whole, never an emptied file.
+    So after a power cut the path has its old content or all of the new, never an empty file.
     """
     keep(partial)
     partial.replace(path)
@@ -205,16 +211,16 @@ def replace(partial: Path, path: Path) -> None:
 
 
 def keep(path: Path) -> None:
-    """Returns when a closed file, or a folder with all that is in it, is on the disk.
+    """Returns when a closed file, or a folder with its content, outlives a power cut.
 
-    So are its name and that of the folder that it is in.
+    Then its content, its name and the name of its folder are on the disk.
     """
     for part in (*path.rglob("*"), path, *path.parents[:2]):
         _sync(part)
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Makes a folder unless it is there, and those above it; their names outlive a power cut."""
+    """Makes a folder and its parents, unless they exist; their names outlive a power cut."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     for folder in missing:
@@ -222,29 +228,33 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def lock(folder: Path) -> IO[str]:
-    """The lock of a folder, held until it is closed; BlockingIOError if another has it."""
-    import fcntl  # which `import bam` does without: Windows has none
+    """Locks a folder until the returned file is closed; BlockingIOError if another process has it.
+
+    The file is `lock` in the folder.
+    """
+    import fcntl  # here, because Windows lacks it and `import bam` must work there
 
     path = folder / "lock"
-    check_replaceable(path)  # a pipe would be waited for
+    check_replaceable(path)  # opening a pipe would wait for a reader
     with contextlib.ExitStack() as on_error:
         file = on_error.enter_context(path.open("a"))
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):  # nobody removed it since
+            # If the file was removed meanwhile, another process can lock a new one of that name.
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 on_error.pop_all()
                 return file
     raise BlockingIOError(f"another process is training in {folder}")
 
 
 def check_replaceable(path: Path) -> None:
-    """Refuses, with a PermissionError, what is there and no ordinary file."""
+    """PermissionError if the path exists and is not a regular file."""
     if path.exists() and not path.is_file():
-        raise PermissionError(f"{path} cannot be written: it is no ordinary file")
+        raise PermissionError(f"{path} cannot be written: it is not a regular file")
 
 
 def to_disk(file: IO[Any]) -> None:
-    """Returns when what was written is on the disk, not in some buffer that a crash empties."""
+    """Returns when the content so far is on the disk, not in a buffer that a crash loses."""
     file.flush()
     os.fsync(file.fileno())
 
@@ -257,6 +267,6 @@ def _sync(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:  # some file systems do not do this for folders
+    except OSError as error:  # some file systems cannot sync folders
         if not (path.is_dir() and error.errno in (errno.EINVAL, errno.EACCES, errno.ENOTSUP)):
             raise

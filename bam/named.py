@@ -1,4 +1,4 @@
-"""Functions that a config names: imported, and called with the options of its section."""
+"""Functions that a config names: they are imported, and called with the options of its section."""
 
 import importlib
 import inspect
@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 from bam.errors import InputError
 
 ROOT = Path(__file__).resolve().parent
-FLAX = ("parent", "name")  # arguments of every Flax module
-ANY = "**"
+FLAX = ("parent", "name")  # arguments of every Flax module, which are not options
+ANY = "**"  # the option of a function that takes any option
 
 
 class Part(NamedTuple):
-    """A row of a table of parts: what makes one that a config names.
+    """A row of a table of parts: the maker of a part that a config names.
 
     Attributes:
-      source: a function of what bam gives it and of options by name; or its MODULE:FUNCTION, which
+      source: a function of bam's arguments and of options by name; or its MODULE:FUNCTION, which
         is imported when the part is chosen.
-      public_options: those that a release repeats. A config can have no other, beside its table's.
-      words: what PRIVACY.md says of it; "": nothing that whoever trained does not declare.
+      public_options: its options, which a release repeats. A config's section can have no others,
+        beside the keys in bam's table of keys.
+      words: the sentence on it in PRIVACY.md; "" for none but the user's declaration.
     """
 
     source: Callable[..., Any] | str
@@ -41,10 +42,10 @@ class Part(NamedTuple):
 
 
 def options_of(function: Any, num_given: int) -> dict[str, Any]:
-    """The options of a function after what bam gives it, with their defaults.
+    """The options of a function, after its first `num_given` arguments, with their defaults.
 
-    `inspect.Parameter.empty` is the default of one that must be given. A function that takes any
-    has the option `ANY`, too. None are known of a builtin function without a signature.
+    The default of a required option is `inspect.Parameter.empty`. A function that takes any option
+    also has the option `ANY`, and a builtin function without a signature has that alone.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())[num_given:]
@@ -56,13 +57,14 @@ def options_of(function: Any, num_given: int) -> dict[str, Any]:
     return options | ({ANY: None} if takes_any else {})
 
 
-def imported(what: str, name: str) -> Any:
-    """What a "MODULE:FUNCTION" names; an InputError, with its cause, if there is no such thing.
+def imported(role: str, name: str) -> Any:
+    """The function of a "MODULE:FUNCTION"; an InputError with its cause if it cannot be imported.
 
-    The current folder is looked in last, and for this import alone: a file that lies there is not
-    run in place of a package that something else tries to import.
+    The message begins with `role`, for example "model". The current folder is searched last.
     """
     module, _, function = name.partition(":")
+    # The folder is on the path for this import alone, and last: a file in it must not run in place
+    # of a package that other code imports.
     here = "" if sys.flags.safe_path else os.getcwd()
     added = bool(here) and here not in sys.path
     try:
@@ -72,46 +74,57 @@ def imported(what: str, name: str) -> Any:
     except Exception as error:
         usual = isinstance(error, ImportError | AttributeError | TypeError | ValueError)
         reason = error if usual else place(error)
-        raise InputError(f"{what} {name!r} cannot be imported: {reason}") from error
+        raise InputError(f"{role} {name!r} cannot be imported: {reason}") from error
     finally:
         if added and here in sys.path:
             sys.path.remove(here)
 
 
-def call(what: str, function: Any, /, *given: Any, **options: Any) -> Any:
-    """What a function returns; what it raises itself is raised as it is, but for a ValueError.
+def call(role: str, function: Any, /, *args: Any, **options: Any) -> Any:
+    """Calls a function that a config names.
 
-    One of a function of a user's own becomes an InputError with its file and line.
+    Args:
+      role: the beginning of each error, for example "model convnet".
+      function: the function.
+      *args: bam's arguments.
+      **options: the options of its section.
 
-    InputError, which begins with `what`, if it does not take these arguments, or is of Python's own
-    library, as `os.system`: nothing there makes a part of an experiment.
+    Raises:
+      InputError: if the function does not take these arguments; if it is from Python's standard
+        library; or if the user's function raises a ValueError, with its file and line.
+      Exception: any other exception of the function, unchanged.
     """
-    kinds = (type, types.FunctionType, types.BuiltinFunctionType)  # and not a partial function
+    # A config may be a stranger's, and no function like `os.system` makes a part of an experiment.
+    # The type is checked because a partial function has the module of `functools`.
+    kinds = (type, types.FunctionType, types.BuiltinFunctionType)
     module = str(getattr(function, "__module__", "")).partition(".")[0]
     if isinstance(function, kinds) and module in sys.stdlib_module_names:
-        raise InputError(f"{what} is of Python's own library, which makes no such part")
-    try:
-        inspect.signature(function).bind(*given, **options)
-    except (TypeError, ValueError) as error:  # a builtin function may have no signature
-        known = ", ".join(options_of(function, len(given))) or "none"
         raise InputError(
-            f"{what} does not take {options}: {error} (its options: {known})"
+            f"{role} is from Python's standard library, which makes no such part: name a function "
+            "of your own"
+        )
+    try:
+        inspect.signature(function).bind(*args, **options)
+    except (TypeError, ValueError) as error:  # a builtin function may have no signature
+        names = ", ".join(options_of(function, len(args))) or "none"
+        raise InputError(
+            f"{role} does not take {options}: {error} (its options: {names})"
         ) from error
     try:
-        return function(*given, **options)
+        return function(*args, **options)
     except ValueError as error:
         code = getattr(inspect.unwrap(function), "__code__", None)
-        where = own_place(error, code.co_filename) if code else ""
-        if not where:
+        location = user_place(error, code.co_filename) if code else ""
+        if not location:
             raise
-        raise InputError(f"{what}: {where}") from error
+        raise InputError(f"{role}: {location}") from error
 
 
-def own_place(error: BaseException, file: str) -> str:
-    """Where code of a user's own in `file` failed; "" for what it did not cause.
+def user_place(error: BaseException, file: str) -> str:
+    """The message of an error that the user's code in `file` caused, after its file and line.
 
-    That is what bam refused on its behalf, what the system did not do for bam, and whatever is
-    raised by bam's own code or did not pass through `file`.
+    "" if that code did not cause it: for an InputError; for a ValueError or OSError that bam's code
+    raised; if `file` is bam's; or if the error did not pass through `file`.
     """
     raised = traceback.extract_tb(error.__traceback__)[-1:]
     by_bam = any(Path(frame.filename).is_relative_to(ROOT) for frame in raised)
@@ -121,18 +134,19 @@ def own_place(error: BaseException, file: str) -> str:
 
 
 def place(error: BaseException, file: str = "") -> str:
-    """What an exception says, after its file and line: the last in `file`, "": where it arose.
+    """The type and message of an exception, after the file and line that it passed through last.
 
-    Without the lines themselves: a file that is named by mistake may hold anything. "" if it did
-    not pass through `file`.
+    With a `file`, the line is the last one in that file, and the result is "" if the exception did
+    not pass through it. Without one, it is the line that raised.
     """
-    text = str(error).partition(" Other fields present")[0]
-    text = text if text.endswith("'") else text.removeprefix("'")  # of a ConfigDict
+    # The text of the line is left out: a file that is named by mistake may hold secrets.
+    text = str(error).partition(" Other fields present")[0]  # of a ConfigDict, which lists all
+    text = text if text.endswith("'") else text.removeprefix("'")
     text = f"{type(error).__name__}: {' '.join(text.split())[:200]}".removesuffix(": ")
-    if isinstance(error, SyntaxError):
+    if isinstance(error, SyntaxError):  # the file did not run, so no frame is from it
         return f"{error.filename or file}, line {error.lineno or 1}: {error.msg}"
     frames = list(traceback.extract_tb(error.__traceback__))
-    frames = [x for x in frames if os.path.isfile(x.filename)]  # not importlib's frozen ones
+    frames = [x for x in frames if os.path.isfile(x.filename)]  # without importlib's frozen ones
     if file:
         frames = [x for x in frames if os.path.samefile(x.filename, file)]
     if not frames:

@@ -1,4 +1,4 @@
-"""Which code made a result: versions of packages, and the commit."""
+"""The code that made a result: versions of packages, and the commit."""
 
 import functools
 import importlib.metadata
@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 
-def versions(*others: str) -> dict[str, str]:
-    """Versions of Python, of the packages that decide a run's numbers and of others."""
-    packages = ("bam", "jax", "jaxlib", "flax", "optax", "numpy", "dp-accounting", *others)
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of Python, of the packages that decide a run's numbers, and of further packages."""
+    decisive = ("bam", "jax", "jaxlib", "flax", "optax", "numpy", "dp-accounting")
     installed = {"python": platform.python_version()}
-    for name in packages:
+    for name in (*decisive, *packages):
         try:
             installed[name] = importlib.metadata.version("bam-dp" if name == "bam" else name)
         except importlib.metadata.PackageNotFoundError:
@@ -23,17 +23,17 @@ def versions(*others: str) -> dict[str, str]:
 def git_commit() -> str:
     """The commit of this code, for example "1d4e…", "1d4e… (modified)" or "not known".
 
-    As it was when first asked for: the files may change while a process runs.
+    The first call decides, because the files may change while a process runs.
     """
     root = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(root), *arguments]
-        done = subprocess.run(command, capture_output=True, check=True, timeout=60)
-        return done.stdout.decode().strip()
+        result = subprocess.run(command, capture_output=True, check=True, timeout=60)
+        return result.stdout.decode().strip()
 
     try:
-        # Untracked, it is of the project that bam is used in.
+        # If this file is untracked, the repository is that of the project that uses bam.
         git("ls-files", "--error-unmatch", "bam/provenance.py")
         commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "-uno")
     except (OSError, subprocess.SubprocessError):

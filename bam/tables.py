@@ -1,4 +1,4 @@
-"""Tables as text, for documents: the first column to the left, the others to the right."""
+"""Tables as text, for documents: the first column is aligned left, the others right."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 from bam import files
 from bam.files import JsonMapping
 
-Row: TypeAlias = Any  # of any kind: its columns know it
-Columns = Mapping[str, Callable[[Row], str]]  # heading -> what a row has in that column
+Row: TypeAlias = Any  # any type that the functions of the columns take
+Columns = Mapping[str, Callable[[Row], str]]  # heading -> the function from a row to its cell
 
 
 def text(*headings: str) -> Columns:
@@ -18,7 +18,7 @@ def text(*headings: str) -> Columns:
 
 
 def markdown(columns: Columns, rows: Iterable[Row], left: Sequence[str] = ()) -> str:
-    """A table for documents; `left` are further columns that are set to the left."""
+    """A table in Markdown; `left` names further columns that are aligned left."""
     marks = ["---" if is_left(columns, name, left) else "---:" for name in columns]
     lines = ["| " + " | ".join(columns) + " |", "|" + "|".join(marks) + "|"]
     lines += ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows]
@@ -26,11 +26,12 @@ def markdown(columns: Columns, rows: Iterable[Row], left: Sequence[str] = ()) ->
 
 
 def write_csv(path: Path, rows: Sequence[JsonMapping]) -> None:
-    """Writes rows of one shape as CSV, numbers to six digits."""
+    """Writes rows with equal keys as CSV, floats to six digits."""
     names = list(rows[0])
     short = (
         [f"{x:.6g}" if isinstance(x, float) else x for x in map(row.get, names)] for row in rows
     )
+    # With any other `newline`, Windows would write "\r\n".
     path.write_text(files.csv_text([names, *short]), encoding="utf-8", newline="")
 
 
@@ -41,17 +42,18 @@ def number(value: float | None, form: str) -> str:
 
 def plus_minus(mean: float, spread: float | None, form: str) -> str:
     """For a cell: "1.23 ± 0.45", or "1.23" if the spread is not known."""
-    shown = format(mean, form)
-    return shown if spread is None else f"{shown} ± {format(spread, form.lstrip('+'))}"
+    digits = format(mean, form)
+    # A form such as "+.2f" gives a sign to the mean; a spread has none.
+    return digits if spread is None else f"{digits} ± {format(spread, form.lstrip('+'))}"
 
 
 def interval(estimate: JsonMapping | None, form: str) -> str:
-    """A `comparison.Estimate`, as JSON has it, with its confidence interval, or "not run"."""
+    """An estimate of `bam.sweep.comparison` with its confidence interval; "not run" for None."""
     if estimate is None:
         return "not run"
     return plus_minus(estimate["mean"], estimate["half_width"], form)
 
 
 def is_left(columns: Columns, name: str, left: Sequence[str]) -> bool:
-    """Whether a column is set to the left: the first, and those that are named."""
+    """Whether a column is aligned left: the first one, and those in `left`."""
     return name == next(iter(columns)) or name in left

@@ -1,8 +1,8 @@
-"""Waits: what takes a while is said in a line that ends in what came of it.
+"""Waits: work that takes a while has a line in the log, which ends with its outcome.
 
-A log is a function of a line. That of a command, `bam.cli.console.show`, is a `Screen`: it can draw
-a line that is not at its end. It is told what is awaited, as `compiling the step …`, and then how
-that ended, as `compiling the step … 11 s, kept in the cache`. Any other log hears of no wait.
+A log is a function of a line. The commands' log, `bam.cli.console.show`, is a `Screen`: it can draw
+an unfinished line. It gets the task, as `compiling the step …`, and then the outcome, as
+`compiling the step … 11 s, kept in the cache`. Any other log gets no line on waits.
 """
 
 import collections
@@ -13,15 +13,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
-PATIENCE = 3.0  # seconds that are not worth a line which stays
-SOON = 0.5  # seconds that are not worth one which goes
-TICK = 1.0  # seconds between two looks at the clock
+PATIENCE = 3.0  # seconds; a shorter wait gets no line that stays
+SOON = 0.5  # seconds; a shorter wait gets no line on a terminal either
+TICK = 1.0  # seconds between two drawings of a bar
 BAR = 20  # cells
 
 Log = Callable[[str], None]
 
-# What JAX says of its cache on disk -> how a line on compiling ends. The second is said only of
-# programs that are written.
+# JAX's events of its cache on disk -> the end of a line on compiling. JAX records a miss only if
+# it writes the program to the cache.
 _EVENTS = {
     "/jax/compilation_cache/cache_hits": ", from the cache",
     "/jax/compilation_cache/cache_misses": ", kept in the cache",
@@ -30,48 +30,49 @@ _EVENTS = {
 
 @runtime_checkable
 class Screen(Protocol):
-    """A log of lines that are not all at their ends."""
+    """A log that can draw unfinished lines."""
 
     def __call__(self, line: str) -> None:
         """Prints a line."""
 
     def draw(self, line: str) -> None:
-        """Prints one that the next goes on with, or in its place; "" is its end."""
+        """Draws a line that the next one continues or replaces; "" ends or removes it."""
 
     def draws_in_place(self) -> bool:
         """Whether a line can be replaced, as on a terminal."""
 
 
 class Wait:
-    """What is awaited, and how far it is.
+    """A task that takes a while, and its progress.
 
     Attributes:
-      what: for a line, such as "compiling the step".
-      about: seconds that it will take, as an estimate; 0: nobody knows.
-      share: how much of it is done, from 0 to 1, by whoever counts; None: the estimate says.
-      outcome: what the line ends with, behind the seconds.
+      task: its words for a line, such as "compiling the step".
+      about: an estimate of its seconds; 0 if there is none.
+      share: the finished share, from 0 to 1, set by the task; None takes it from the estimate.
+      outcome: the end of the line, after the seconds.
     """
 
-    def __init__(self, what: str, about: float = 0.0) -> None:
+    def __init__(self, task: str, about: float = 0.0) -> None:
         """Begins now."""
-        self.what, self.about = what, about
+        self.task, self.about = task, about
         self.share: float | None = None
         self.outcome = ""
         self.began = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """How long it takes already."""
+        """Seconds since it began."""
         return time.monotonic() - self.began
 
     def begin(self) -> str:
-        """The line that says what is awaited."""
-        return f"{self.what}, about {in_words(self.about)} …" if self.about else f"{self.what} …"
+        """The unfinished line that names the task."""
+        return f"{self.task}, about {in_words(self.about)} …" if self.about else f"{self.task} …"
 
     def progress(self) -> str:
-        """The same with a bar, or with the seconds if nobody knows how far it is."""
+        """That line with a bar, or with the seconds so far if the share is not known."""
         share = self.share
         if share is None and self.about:
+            # A task that outlasts its estimate is not finished, so the bar never says 100 %.
             share = min(self.seconds / self.about, 0.99)
         if share is None:
             return f"{self.begin()} {self.seconds:.0f} s"
@@ -79,19 +80,19 @@ class Wait:
         return f"{self.begin()} {'━' * full}{'─' * (BAR - full)} {share:.0%}"
 
     def end(self) -> str:
-        """The same, and how it ended."""
+        """The finished line: the task, its seconds and the outcome."""
         return f"{self.begin()} {in_words(self.seconds)}{self.outcome}"
 
 
 @contextlib.contextmanager
-def awaited(log: Log, what: str, about: float = 0.0, stays: bool = True) -> Iterator[Wait]:
-    """Tells a log what is awaited, if that takes longer than `PATIENCE`, and how it ended.
+def awaited(log: Log, task: str, about: float = 0.0, stays: bool = True) -> Iterator[Wait]:
+    """Writes a line on the task within it, if that takes longer than `PATIENCE`, and its outcome.
 
-    A terminal shows it from `SOON` on: with a bar, if `about` or the `share` that is set meanwhile
-    says how far it is. Unless `stays`, the line leaves a terminal at the end. What raises has no
-    end to tell.
+    A terminal shows the line from `SOON` on, with a bar if `about` or the `share` of the yielded
+    `Wait` tells the progress. On a terminal, a line that does not stay, or took less than
+    `PATIENCE`, is removed at the end. If the task raises, its line has no outcome.
     """
-    wait, over, is_shown = Wait(what, about), threading.Event(), threading.Event()
+    wait, over, is_shown = Wait(task, about), threading.Event(), threading.Event()
     if not isinstance(log, Screen):
         yield wait
         return
@@ -101,7 +102,8 @@ def awaited(log: Log, what: str, about: float = 0.0, stays: bool = True) -> Iter
         if over.wait(SOON if in_place else PATIENCE):
             return
         is_shown.set()
-        with contextlib.suppress(OSError):  # whoever prints next is told
+        # An error of a closed pipe would end only this thread; the next printed line raises it.
+        with contextlib.suppress(OSError):
             screen.draw(wait.begin())
             while in_place and not over.wait(TICK):
                 screen.draw(wait.progress())
@@ -112,7 +114,7 @@ def awaited(log: Log, what: str, about: float = 0.0, stays: bool = True) -> Iter
         yield wait
     finally:
         over.set()
-        thread.join()
+        thread.join()  # so that the lines below do not interleave with its drawing
     if is_shown.is_set() and in_place and not (stays and wait.seconds > PATIENCE):
         screen.draw("")
     elif is_shown.is_set():
@@ -120,11 +122,11 @@ def awaited(log: Log, what: str, about: float = 0.0, stays: bool = True) -> Iter
 
 
 @contextlib.contextmanager
-def compiling(log: Log, what: str) -> Iterator[Wait]:
-    """`awaited`, whose end says whether JAX's cache on disk had the program, or has it now."""
+def compiling(log: Log, program: str) -> Iterator[Wait]:
+    """`awaited` whose outcome says whether JAX's cache on disk had the program, or has it now."""
     events = _cache_events()
     before = events.copy()
-    with awaited(log, f"compiling {what}") as wait:
+    with awaited(log, f"compiling {program}") as wait:
         yield wait
         for event, outcome in _EVENTS.items():
             if events[event] > before[event]:
@@ -133,16 +135,17 @@ def compiling(log: Log, what: str) -> Iterator[Wait]:
 
 @functools.cache
 def _cache_events() -> collections.Counter[str]:
-    """How often JAX's cache had a program, or was given one, since this is first asked."""
-    import jax
+    """Counts of JAX's events, by name, since the first call."""
+    import jax  # here, so that importing this module takes no time
 
     counts: collections.Counter[str] = collections.Counter()
-    jax.monitoring.register_event_listener(lambda event, **facts: counts.update([event]))
+    # JAX passes details of an event by name, which nothing here reads.
+    jax.monitoring.register_event_listener(lambda event, **details: counts.update([event]))
     return counts
 
 
 def in_words(seconds: float) -> str:
-    """Seconds, minutes or hours: two digits are enough.
+    """A duration in seconds, minutes or hours, with about two digits.
 
     Examples:
       >>> [in_words(x) for x in (0.74, 11.2, 400, 7900)]

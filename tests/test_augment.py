@@ -115,7 +115,7 @@ def test_a_step_sees_views_and_mixtures_of_each_example_alone():
     [
         ({"augment.mixtures": -1}, "augment.mixtures are of 2 views or more"),
         ({"augment.views": 1}, "augment.mixtures are of 2 views or more"),
-        ({"dataset.groups": "x.npy", "dataset.group_size": 2}, "mixtures are of examples"),
+        ({"dataset.groups": "x.npy", "dataset.group_size": 2}, "mixes the views of an example"),
     ],
 )
 def test_mixtures_that_cannot_be_are_refused(changes, message):

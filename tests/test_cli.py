@@ -93,7 +93,9 @@ def test_a_slip_in_a_config_or_key_is_one_line(flag, message, refusal):
 def test_what_is_no_config_at_all_is_one_line(tmp_path, refusal):
     file = tmp_path / "mine.py"
     file.write_text("def get_config(method):\n    return None\n")
-    assert "the config file makes no config" in refusal(f"--config={file}:a", "--config.epsilon=1")
+    assert "is not a config: get_config returns a" in refusal(
+        f"--config={file}:a", "--config.epsilon=1"
+    )
 
 
 def test_a_shipped_config_goes_by_its_name_and_a_file_by_its_path():
@@ -200,7 +202,7 @@ def test_no_file_is_put_in_the_place_of_a_device_or_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for write in (lambda: console.check_writable(str(pipe)), lambda: files.write_text(pipe, "")):
-        with pytest.raises(PermissionError, match="no ordinary file"):
+        with pytest.raises(PermissionError, match="not a regular file"):
             write()
     assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
 

@@ -109,7 +109,7 @@ def tiny(name, **changes):
         ("optimizer", "lion", "unknown optimizer 'lion'"),
         ("clip", ".relative:clip", "cannot be imported"),
         ("method", "numpy:ndim", "returns a int, without ascend, grad"),
-        ("method", "builtins:id", "is of Python's own library"),
+        ("method", "builtins:id", "is from Python's standard library"),
         ("optimizer", "tests.cases:nothing", "returns a NoneType, without init, update"),
         ("model", "tests.cases:nothing", "a network is a Flax Linen or NNX module"),
         ("model", "tests.cases:three_logits", r"logits \(1, 3\) of 1 inputs: one row of 10"),

@@ -133,7 +133,9 @@ def test_a_pipe_is_no_lock_and_no_ledger_and_is_not_waited_for(tmp_path, name):
         "steps_begun": lambda folder: ledger.create(folder / name),
     }[name]
     os.mkfifo(tmp_path / name)
-    with pytest.raises(PermissionError, match=rf"{name} cannot be written: it is no ordinary file"):
+    with pytest.raises(
+        PermissionError, match=rf"{name} cannot be written: it is not a regular file"
+    ):
         use(tmp_path)
     (tmp_path / name).unlink()
     use(tmp_path)  # the control

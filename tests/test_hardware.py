@@ -46,7 +46,7 @@ def test_bytes_of_a_type():
 
 @pytest.mark.parametrize("target", ["v5e", "v7:2x2", "h100:0", "h100:2x2", "v5e:2x", "", "tpu"])
 def test_a_target_that_cannot_be_is_one_line(target):
-    with pytest.raises(ValueError, match=r"unknown target .*; for example v5e:1x1"):
+    with pytest.raises(ValueError, match=r"unknown target .*: give KIND:SHAPE, as v5e:1x1"):
         ahead.kind_of(target)
 
 

@@ -178,7 +178,7 @@ def test_names_of_classes_are_those_of_the_data_set_if_they_tell_them_apart(name
 
     split = data_of(np.array([0, 1] * 5), 2)
     built = trainer.build(config_of("cross_entropy"), Named(*split))
-    found = summary.judged_figures(built, logits(*[0, 1] * 5))["figures"]
+    found = summary.loss_figures(built, logits(*[0, 1] * 5))["figures"]
     assert {name[7:] for name in found if name.startswith("recall/")} == expected
 
 

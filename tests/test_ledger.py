@@ -320,7 +320,7 @@ def test_a_ledger_that_is_missing_or_cut_is_refused_and_nothing_is_changed(
 def test_metrics_whose_steps_begun_are_no_numbers_are_refused_in_one_line(steps, killed):
     path = killed / "metrics.jsonl"
     path.write_text(path.read_text().replace('"steps_begun": 4', '"steps_begun": "x"'))
-    refused("steps_begun is no number", lambda: steps.run(killed))
+    refused("steps_begun is not an integer", lambda: steps.run(killed))
 
 
 def test_a_ledger_below_what_was_begun_when_the_checkpoint_was_saved_is_refused(steps, tmp_path):
@@ -365,7 +365,7 @@ def test_a_ledger_without_its_config_or_of_another_plan_is_refused(experiment, s
     for name in ("plan.json", "processes.jsonl"):
         (killed / f"{name}.away").rename(killed / name)
     (killed / "config.json").unlink()
-    with pytest.raises(ValueError, match=r"has steps of a run but no config\.json"):
+    with pytest.raises(ValueError, match=r"holds steps of a run, but its config\.json is missing"):
         steps.run(killed)
     assert begun(killed) == 4
 

@@ -114,7 +114,7 @@ def test_pixels_are_judged_by_intersection_over_union():
     assert result.summary["test_mean_iou"] == pytest.approx(expected)
     assert result.summary["test_accuracy"] == pytest.approx(np.mean(found == PIXELS))
     config.augment.flip = "horizontal"
-    with pytest.raises(ValueError, match="labels of pixels are not moved"):
+    with pytest.raises(ValueError, match="does not move the labels with the pixels"):
         trainer.build(config, data_of(PIXELS, 2))
 
 

@@ -445,7 +445,7 @@ def test_floats_are_normalised_by_the_file_only_if_the_config_says_so(linear):
 
 @pytest.mark.parametrize("key", ["init_mean", "init_std"])
 def test_numbers_without_weights_are_refused(key):
-    refused("are for images, and weights: name init_from", loop.build, tiny_digits(**{key: 0.5}))
+    refused("add --config.init_from=FILE", loop.build, tiny_digits(**{key: 0.5}))
 
 
 @pytest.mark.parametrize("key", ["init_mean", "features.std"])

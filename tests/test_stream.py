@@ -124,7 +124,7 @@ def test_features_are_made_of_images_that_are_not_all_in_memory(data, tmp_path, 
 
 def test_what_is_done_with_which_size_is_said(data, monkeypatch):
     said = []
-    monkeypatch.setattr(loading, "SAID", 0)
+    monkeypatch.setattr(loading, "LARGE", 0)
     for room in (10**9, 10):
         monkeypatch.setattr("bam.training.devices.room_for_data", lambda room=room: room)
         forget_data()
@@ -134,7 +134,7 @@ def test_what_is_done_with_which_size_is_said(data, monkeypatch):
     with pytest.raises(ValueError, match=r"unknown dataset\.memory 'disk'"):
         loading.make_dataset(config_of(data, "disk").dataset)
     archive = config_of(data, "stream", **{"dataset.name": "mnist", "dataset.source": "archive"})
-    with pytest.raises(ValueError, match="for the sources parquet and tfds"):
+    with pytest.raises(ValueError, match="source archive cannot be streamed"):
         loading.make_dataset(archive.dataset)
 
 

@@ -416,11 +416,11 @@ def test_every_integer_has_a_bound_and_every_float_is_a_number():
 def test_a_function_of_pythons_own_library_is_not_called(section, name):
     config = tiny_digits()
     config[section].name = name
-    refused(f"{section} {name} is of Python's own library", PARTS[section], config[section])
+    refused(f"{section} {name} is from Python's standard library", PARTS[section], config[section])
 
 
 @pytest.mark.parametrize("section", list(parts.SECTIONS))
 def test_a_run_is_not_built_of_a_function_of_pythons_own_library(section):
     config = tiny_digits()
     config[section].name = "os:system"
-    refused(f"{section} os:system is of Python's own library", loop.build, config)
+    refused(f"{section} os:system is from Python's standard library", loop.build, config)

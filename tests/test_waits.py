@@ -235,7 +235,7 @@ def test_a_run_says_that_it_compiles_judges_and_measures(at_once):
     loop.train(trainer, 0, log=screen)
     assert lines(screen) == [
         *("measuring the clipping bias", "compiling the step", "step 1 of 3"),
-        *("judging 37 test images", "measuring the clipping bias"),
+        *("evaluating 37 test images", "measuring the clipping bias"),
     ]
     assert max(map(len, screen.said)) <= 80
 

@@ -27,7 +27,7 @@ def draw(split: Split, classes: Sequence[str], path: Path, target: Target) -> No
     if classes:
         masks = labels.T == 1 if labels.ndim == 2 else [labels == k for k in range(len(classes))]
         rows = [np.flatnonzero(x)[:COLUMNS] for x in masks][:MOST_ROWS]
-        titles = [[files.drawn(name)] for name in classes]
+        titles = [[files.literal(name)] for name in classes]
     else:
         ranks = np.linspace(0, len(labels) - 1, min(3 * COLUMNS, len(labels))).astype(int)
         order = np.argsort(labels, axis=None, kind="stable")[ranks]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bam.extras import MissingExtraError, needs
-from bam.files import JsonObject, drawn
+from bam.files import JsonObject, literal
 
 MISSING = ""  # the error, if Matplotlib is missing
 try:
@@ -57,11 +57,11 @@ def svg(chart: Chart) -> str:
         figure = Figure(figsize=(5, 3.3), layout="constrained")
         axes = figure.subplots()
         for (label, (x, y)), dashes in zip(chart.lines.items(), ("-", "--", ":"), strict=False):
-            (line,) = axes.plot(x, y, dashes, label=drawn(label), clip_on=False)
+            (line,) = axes.plot(x, y, dashes, label=literal(label), clip_on=False)
             end: JsonObject = {"linewidth": 5, "solid_capstyle": "round", "color": line.get_color()}
             # The end as a dot, which also shows a line of one point.
             axes.plot([x[-1]] * 2, [y[-1]] * 2, clip_on=False, **end)
-        axes.set(xlabel=drawn(chart.x_label), xscale="log" if chart.x_form == SHARE else "linear")
+        axes.set(xlabel=literal(chart.x_label), xscale="log" if chart.x_form == SHARE else "linear")
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         if chart.x_form != SHARE:
             integers: JsonObject = {"integer": True, "min_n_ticks": 1}  # a step is never 1.25

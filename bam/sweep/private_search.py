@@ -200,7 +200,7 @@ def _score(
             # Held-out images are private and stand in for test data. ε covers their noised score
             # alone, so the run must not evaluate on them.
             evaluates = not trainer.config.dataset.holdout
-            loop.train(trainer, None, folder, should_stop=should_stop, log=log, judged=evaluates)
+            loop.train(trainer, None, folder, should_stop=should_stop, log=log, evaluates=evaluates)
         return noised_score(trainer, 0, folder, noise)
     except (OSError, InputError) as error:
         why = str(error).replace(str(folder), f"a trial of {folder.parents[1]}")

@@ -1,4 +1,4 @@
-"""From a config to a trained model: its parts, the trainer, the step, the loop, a run's files.
+"""`bam train`: from a config to a trained model, its metrics and files.
 
 It imports `core`, `privacy`, `data`, `models` and `features`.
 """

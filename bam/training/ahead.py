@@ -1,6 +1,6 @@
-"""A config's step compiled for TPUs and GPUs that are not there, and what its compiler says of it.
+"""A config's step compiled for TPUs and GPUs that this machine lacks, and its compiler's figures.
 
-What a device has is from data sheets; nothing is run or measured.
+The sizes of devices are from data sheets. Nothing is run or timed.
 """
 
 import importlib.util
@@ -36,14 +36,20 @@ COLLECTIVE = r" = (.+?) (all-(?:reduce|gather|to-all)|reduce-scatter|collective-
 
 
 class Kind(NamedTuple):
-    """A kind of device by its data sheet."""
+    """A kind of device by its data sheet.
 
-    platform: str  # whose compiler it is: "tpu" or "cuda"
+    Attributes:
+      platform: "tpu" or "cuda", which decides the compiler.
+      memory_bytes: memory of one device.
+      spec: the description that a GPU's compiler needs; "" for a TPU.
+    """
+
+    platform: str
     memory_bytes: int
-    spec: str = ""  # what a GPU's compiler asks for
+    spec: str = ""
 
 
-# XLA's `GpuTargetConfigProto` in its text format.
+# XLA's `GpuTargetConfigProto` in its text format: it stands for the GPU that XLA would ask.
 GPU_SPEC = """gpu_device_info {{
   threads_per_block_limit: 1024  threads_per_warp: 32  threads_per_core_limit: 2048
   block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
@@ -72,39 +78,44 @@ KINDS = {
 
 
 def kind_of(target: str) -> Kind:
-    """The kind of a target's devices; an InputError for one that is not known."""
+    """The kind of a target's devices; InputError for an unknown target."""
     name, _, shape = target.partition(":")
     kind = KINDS.get(name)
     shapes = {"tpu": r"[1-9]\d*(x[1-9]\d*){1,2}", "cuda": r"([1-9]\d*)?"}
     if kind is None or not re.fullmatch(shapes[kind.platform], shape):
         raise InputError(
-            f"unknown target {target!r}; for example v5e:1x1 or h100:8, of {', '.join(KINDS)}"
+            f"unknown target {target!r}: give KIND:SHAPE, as v5e:1x1 or h100:8, with a kind of "
+            f"{', '.join(KINDS)}"
         )
     return kind
 
 
 def devices_of(target: str) -> list[jax.Device]:
-    """The target's devices, to compile for, before JAX has started.
+    """The target's devices, to compile for; call it before JAX starts.
 
-    It has JAX start on CPU, and sets what its compilers read from the environment. InputError if
-    there are no devices of that shape, or if the compiler is not installed.
+    It sets JAX's platform to the CPU and the environment variables of the compilers. InputError if
+    a target has no devices of that shape, or if its compiler is not installed.
     """
     from jax.experimental import topologies
 
     kind, (name, _, shape) = kind_of(target), target.partition(":")
+    # Otherwise JAX would start on an accelerator, if one is there, only to compile.
     jax.config.update("jax_platforms", "cpu")
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # it would ask the network where it is, so it is told
+    # Without these three, libtpu asks the network which machine it runs on.
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # there is no device for two to fight over
+    # libtpu's lock guards a device against two processes; here it uses none.
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     options: JsonObject
     if kind.platform == "tpu":
         sides = [int(side) for side in shape.split("x")]
-        host = (2 - sides[0] % 2, 2 - sides[1] % 2, 1)  # up to 2 × 2 chips
+        host = (2 - sides[0] % 2, 2 - sides[1] % 2, 1)  # a host has at most 2 × 2 chips
         options = {"topology_name": target, "chips_per_host_bounds": host}
     else:
-        known = os.environ.get("XLA_FLAGS", "")  # there is nothing to try kernels on
-        os.environ["XLA_FLAGS"] = f"{known} --xla_gpu_autotune_level=0".strip()
+        # Autotuning runs kernels, for which a GPU is missing.
+        user_flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{user_flags} --xla_gpu_autotune_level=0".strip()
         options = {"topology_name": name, "target_config": kind.spec}
         options["topology"] = f"1x1x{shape or 1}"
     try:
@@ -118,12 +129,20 @@ def devices_of(target: str) -> list[jax.Device]:
 
 
 def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int = 0) -> JsonObject:
-    """All that the compiler says of a config's step on a target's devices.
+    """The compiler's figures of a config's step on a target's devices, as a JSON object.
 
-    With a size, images are squares of so many pixels, which are streamed.
+    They are the seconds to compile, memory, arithmetic and collective operations, beside the plan's
+    numbers and the versions. If the step does not compile, the object holds the compiler's problem.
+
+    Args:
+      config: the config of the run.
+      target: the devices, such as "h100:8".
+      hardware: its devices, from `devices_of`.
+      size: 0 takes the data set's images; otherwise images are streamed squares of so many pixels.
     """
     kind = kind_of(target)
     config = config.copy_and_resolve_references()
+    # "" would choose by the platform of this process, which is a CPU.
     config.convolution = config.convolution or layers.OF_PLATFORM.get(kind.platform, "xla")
     dataset = _dataset(config.dataset, size)
     if feature_map := parts.make_features(config.features):
@@ -157,9 +176,10 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
 
 
 def _dataset(section: ConfigDict, size: int = 0) -> datasets.Dataset:
-    """The data set, or blank images, as many, of a public one that need not be there."""
-    facts = datasets.DATASETS.get(section.name)
-    if not (facts and any(facts.rows)) or section.path:
+    """The data set, with blank images if it is a public one of known size without a path."""
+    # A public set is not downloaded: only the number and shape of its images are compiled.
+    row = datasets.DATASETS.get(section.name)
+    if not (row and any(row.rows)) or section.path:
         return loading.make_dataset(section)
     blank = datasets.stand_in(section.name, size)
     train = (select(x, np.s_[section.holdout :]) for x in blank.train)
@@ -169,45 +189,49 @@ def _dataset(section: ConfigDict, size: int = 0) -> datasets.Dataset:
 def compile_step(
     config: ConfigDict, dataset: datasets.Dataset, hardware: list[jax.Device]
 ) -> tuple[trainer.Trainer, PyTree, float]:
-    """A config's run on devices, its step compiled for them, and the seconds that took."""
+    """A config's trainer for devices, its step compiled for them, and the seconds to compile."""
     built = trainer.build(config, dataset, hardware)
     sharding = NamedSharding(built.mesh, PartitionSpec()) if built.mesh else None
     everywhere = sharding or SingleDeviceSharding(hardware[0])
     capacity, rows = built.plan.capacity, built.dataset.train
     if datasets.streams(built.dataset):
+        # A streamed step gets the rows of one batch. Broadcast zeros take no memory.
         images = np.broadcast_to(np.uint8(0), (capacity, *rows.images.shape[1:]))
         rows = datasets.Split(images, np.broadcast_to(np.int32(0), capacity))
-    given = (
+    arguments = (
         jax.eval_shape(lambda: built.init(0)),
         jax.eval_shape(lambda: built.place(rows)),
         sampling.pad(np.arange(0), capacity, 0, 0),
     )
-    given = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), given
+    # Shapes alone would be compiled for the default device.
+    arguments = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), arguments
     )
-    return built, *compile_timed(built.step, *given, donate=(0,))
+    return built, *compile_timed(built.step, *arguments, donate=(0,))
 
 
 def compile_timed(
     fn: Callable[..., PyTree], *args: PyTree, donate: tuple[int, ...] = ()
 ) -> tuple[PyTree, float]:
-    """Compiles `fn` for `args` without running it; returns it and the seconds that took."""
+    """Compiles `fn` for `args` without running it; returns the program and the seconds it took."""
     started = time.perf_counter()
     compiled = jax.jit(fn, donate_argnums=donate).lower(*args).compile()
     return compiled, time.perf_counter() - started
 
 
 def num_bytes_held(program: PyTree) -> int:
-    """Bytes of each device: arguments, what is held for a while, and new results."""
+    """Bytes that a program takes of each device: arguments, temporaries and new results."""
     planned = program.memory_analysis()
+    # A donated argument lends its memory to a result, which then counts once.
     new = planned.output_size_in_bytes - planned.alias_size_in_bytes
     return planned.argument_size_in_bytes + planned.temp_size_in_bytes + new
 
 
 def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
-    """Multiplications and additions of l examples' gradients, by the method's own arithmetic."""
+    """Multiplications and additions in the gradients of l examples, by the config's method."""
     module = parts.make_model(config.model, dataset.num_classes)
     shape = dataset.train.images.shape[1:]
+    # In other formulations, sums over pixels are matrix products, too, and would be counted.
     model = trainer.models.as_functions(module, shape, convolution="xla")
     weights = finetune.split(jax.eval_shape(model.init, jax.random.key(0)), config.trainable)
     gradient = parts.make_gradient(config.method, model.loss)
@@ -216,10 +240,14 @@ def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
 
 
 def collectives(text: str) -> list[JsonObject]:
-    """What a compiled program's devices exchange, the largest first; those in a loop count once."""
+    """The collective operations of a compiled program, the largest first.
+
+    Each entry has the kind, the number of such operations, and the bytes of one. An operation in a
+    loop counts once.
+    """
     counts = Counter[tuple[int, str]]()
     for shape, kind, start in re.findall(COLLECTIVE, text):
-        # The result of one that starts lists what goes in and what comes out.
+        # The result type of an asynchronous start lists its inputs and its outputs.
         twice = bool(start) and shape.startswith("((")
         counts[num_bytes(shape) // (1 + twice), kind] += 1
     return [
@@ -229,9 +257,10 @@ def collectives(text: str) -> list[JsonObject]:
 
 
 def num_bytes(shape: str) -> int:
-    """Bytes of an array, or of all arrays of a tuple, from its type as XLA writes it."""
+    """Bytes of an array, or of all arrays in a tuple, from XLA's text of its type."""
     total = 0.0
     for dtype, sides in re.findall(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]", shape):
+        # The number in a type's name is its bits, as in bf16 and f8e4m3; "pred" takes a byte.
         bits = re.search(r"\d+", dtype)
         width = int(bits[0]) / 8 if bits else dtype == "pred"
         total += width * math.prod(int(side) for side in sides.split(",") if side)

@@ -1,4 +1,4 @@
-"""The arithmetic of a function, counted in its trace."""
+"""The number of arithmetic operations of a function, from its trace."""
 
 import math
 from collections.abc import Callable
@@ -11,7 +11,8 @@ from jaxtyping import PyTree
 def matrix_flops(fn: Callable[..., PyTree], *args: PyTree) -> int:
     """Multiplications and additions in the matrix products and convolutions of `fn(*args)`.
 
-    It is traced, not run; the body of a `scan` counts once per turn.
+    The function is traced, not run. The body of a `scan` counts once per iteration, that of a
+    `while` loop once.
     """
     return _matrix_flops(jax.make_jaxpr(fn)(*args).jaxpr)
 
@@ -20,17 +21,21 @@ def _matrix_flops(jaxpr: Any) -> int:
     total = 0
     for equation in jaxpr.eqns:
         size = math.prod(equation.outvars[0].aval.shape) if equation.outvars else 0
+        # Each output entry is a sum of products over the contracted axes: a multiplication and an
+        # addition for each product.
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             left = equation.invars[0].aval.shape
             total += 2 * size * math.prod(left[axis] for axis in contracted)
         elif equation.primitive.name == "conv_general_dilated":
+            # One entry reads the kernel of its own output feature, so groups need no extra case.
             kernel = equation.invars[1].aval.shape
             features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
             total += 2 * size * math.prod(kernel) // features
         for value in equation.params.values():
             inner = getattr(value, "jaxpr", value)
             if hasattr(inner, "eqns"):
-                turns = equation.params.get("length", 1) if equation.primitive.name == "scan" else 1
-                total += turns * _matrix_flops(inner)
+                is_scan = equation.primitive.name == "scan"
+                num_iterations = equation.params.get("length", 1) if is_scan else 1
+                total += num_iterations * _matrix_flops(inner)
     return total

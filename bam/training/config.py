@@ -1,8 +1,8 @@
-"""The configuration of an experiment: its keys, options of parts, and checks of values.
+"""The configuration of an experiment: its keys, the options of its parts, and checks of values.
 
-The keys are the table `bam.training.keys.KEYS`, which docs/config.md and `bam train --help` show. A
-data set's config starts from `get_config(method)` and sets its own values. Setting a key that is
-not in the table is an error, on the command line, too.
+The keys are the table `bam.training.keys.KEYS`, which docs/config.md and `bam train --help` print.
+A data set's config starts from `get_config(method)` and sets values. Setting a key that is not in
+the table is an error, also on the command line.
 """
 
 import difflib
@@ -35,29 +35,31 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
         default = config_dict.FieldReference(key.default, key.kind) if key.kind else key.default
         (config[section] if section else config)[name] = default
     config.method.update({"name": method, **methods.METHODS[method].options})
-    # A misspelt key is an error from here on.
+    # From here on, a misspelt key is an error.
     config.lock()
     return config
 
 
-def add_options(config: ConfigDict, given: Mapping[str, object]) -> None:
-    """Adds the options of parts that a command line sets to a config.
+def add_options(config: ConfigDict, overrides: Mapping[str, object]) -> None:
+    """Makes room in a config for the parts and options that a command line names.
 
-    If the command line names another part, its section loses the options that this part lacks; a
-    method gets all of its options. A given option of the named part is added with its default.
+    If the command line names another part, its section loses the options that this part lacks, and
+    a method gets all of its options. Each option in the overrides is added with its default. The
+    caller sets the values.
 
     Args:
-      config: of a run.
-      given: KEY or SECTION.KEY -> value; only names are read.
+      config: the config to change.
+      overrides: KEY or SECTION.KEY -> value; only the values of `SECTION.name` are read.
 
     Raises:
       InputError: for an option that the part lacks; the line lists its options.
     """
+    # Names first: the options that a section can have depend on its part.
     for section in parts.SECTIONS:
-        name = given.get(f"{section}.name")
+        name = overrides.get(f"{section}.name")
         if isinstance(name, str) and name and section in config and name != config[section].name:
             _name_part(config[section], section, name)
-    for key in given:
+    for key in overrides:
         section, _, option = key.partition(".")
         has_parts = section in parts.SECTIONS and section in config
         if option and has_parts and option not in config[section]:
@@ -65,64 +67,77 @@ def add_options(config: ConfigDict, given: Mapping[str, object]) -> None:
 
 
 def _name_part(options: ConfigDict, section: str, name: str) -> None:
-    known, always = parts.options_of(section, name), in_section(section)
-    if ":" in name and parts.SECTIONS[section].passes_all and ANY not in known:
-        always = ("name",)
+    defaults, permanent = parts.options_of(section, name), in_section(section)
+    # The section's keys are passed to the user's function, which may take none of them.
+    if ":" in name and parts.SECTIONS[section].passes_all and ANY not in defaults:
+        permanent = ("name",)
     with options.unlocked():
-        for option in [x for x in options if not (x in always or x in known or ANY in known)]:
-            del options[option]
+        for option in list(options):
+            if not (option in permanent or option in defaults or ANY in defaults):
+                del options[option]
         options.name = name
-        if name in methods.METHODS and section == "method":  # a config has all of its options
-            options.update({x: default for x, default in known.items() if x not in options})
+        # In a run's config.json, a method has all of its options, set or not.
+        if name in methods.METHODS and section == "method":
+            options.update({x: default for x, default in defaults.items() if x not in options})
 
 
 def _add_option(options: ConfigDict, section: str, option: str) -> None:
-    known = parts.options_of(section, options.name)
-    if option not in known and ANY not in known:
-        has = sorted({*known, *options} - {"name"})
+    defaults = parts.options_of(section, options.name)
+    if option not in defaults and ANY not in defaults:
+        has = sorted({*defaults, *options} - {"name"})
         near = difflib.get_close_matches(option, has, 1)
         hint = f"did you mean {section}.{near[0]}? " if near else ""
         rows = parts.SECTIONS[section].rows
-        others = " or ".join(x for x, row in rows.items() if option in row.public_options)
-        there = f"; there is one with --config.{section}.name={others}" if others else ""
+        parts_with = " or ".join(x for x, row in rows.items() if option in row.public_options)
+        remedy = f"; there is one with --config.{section}.name={parts_with}" if parts_with else ""
         raise InputError(
             f"{section} {options.name or 'without a name'} has no option {option!r}: {hint}its "
-            f"options: {', '.join(has) or 'none'}{there}"
+            f"options: {', '.join(has) or 'none'}{remedy}"
         )
-    default = known.get(option)
+    default = defaults.get(option)
+    # A default decides the type of the value. A placeholder takes any.
     has_type = default is not None and default is not inspect.Parameter.empty
     with options.unlocked():
         options[option] = default if has_type else config_dict.placeholder(object)
 
 
 def set_strength(config: ConfigDict, **strengths: float) -> None:
-    """Sets the strength of the config's method, if it is among those given, like `dp_sat=0.086`."""
+    """Sets the strength of the config's method, if `strengths` has it, as in `dp_sat=0.086`."""
     name = config.method.name
     if name in strengths:
         config.method[methods.METHODS[name].strength] = strengths[name]
 
 
 def check(config: ConfigDict) -> None:
-    """InputError, in one line, for values that no part of a run checks."""
+    """InputError, in one line, for values that no part of a run checks itself."""
     _check_numbers(config)
     # An infinite ε would train without noise under a private method's name.
     if config.epsilon == math.inf and methods.is_private(config.method.name):
         raise InputError(
-            f"method {config.method.name} has no privacy at epsilon inf: set a finite epsilon, or "
-            "say --config=FILE:non_private"
+            f"method {config.method.name} has no privacy at epsilon inf: set a finite epsilon, as "
+            "--config.epsilon=3, or the method non_private, as --config=FILE:non_private"
         )
-    learning_rate = config.optimizer.get("learning_rate", 1.0)
+    learning_rate = config.optimizer.get("learning_rate", 1.0)  # a user's optimizer may lack it
     if not 0 < learning_rate < math.inf:
         raise InputError(f"optimizer.learning_rate must be positive, got {learning_rate}")
     _check_users(config)
     augment.check(*(config.augment[k] for k in ("views", "shift", "flip", "mixtures")))
     as_stored = config.augment.views == 1 and config.augment.shift == 0
     if config.features.name and not (as_stored and config.augment.flip == "none"):
-        raise InputError("features cannot be shifted or mirrored: augment.views must be 1, no more")
+        raise InputError(
+            "features cannot be shifted or mirrored: set --config.augment.views=1, "
+            "--config.augment.shift=0 and --config.augment.flip=none"
+        )
     if config.loss.name == "per_pixel" and (config.augment.shift or config.augment.flip != "none"):
-        raise InputError("labels of pixels are not moved with them: set augment.shift=0, flip=none")
+        raise InputError(
+            "loss per_pixel: augmentation does not move the labels with the pixels: set "
+            "--config.augment.shift=0 and --config.augment.flip=none"
+        )
     if config.augment.mixtures and config.dataset.group_size:
-        raise InputError("augment.mixtures are of examples, not of users: it must be 0")
+        raise InputError(
+            "augment.mixtures mixes the views of an example, not of a user: set "
+            "--config.augment.mixtures=0 or --config.dataset.group_size=0"
+        )
     if not 0 <= config.ema_decay < 1:
         raise InputError(f"ema_decay must be at least 0 and below 1, got {config.ema_decay}")
 
@@ -134,7 +149,8 @@ def _check_users(config: ConfigDict) -> None:
         raise InputError(f"dataset.group_size must be at least 1, or 0 for none, got {size}")
     if config.dataset.groups and not size:
         raise InputError(
-            "dataset.groups needs dataset.group_size, the most examples used of a user: at least 1"
+            "dataset.groups needs dataset.group_size, the most examples used of a user: set "
+            "--config.dataset.group_size=K, at least 1"
         )
     refused = {
         "dataset.holdout": "sets examples aside, not users",
@@ -149,17 +165,19 @@ def _check_users(config: ConfigDict) -> None:
 def _check_numbers(config: ConfigDict) -> None:
     """InputError for numbers out of bounds, NaN or infinity.
 
-    ε may be infinite; the plan checks it. The options of a user's own function are not checked.
+    A number may be infinite if its key is `unbounded`, as ε, which its part checks. The options of
+    a user's function are not checked here.
     """
-    values, own = dict(config.items()), []
+    values, user_sections = dict(config.items()), []
     for section, options in config.items():
         if isinstance(options, ConfigDict):
             values |= {f"{section}.{name}": x for name, x in options.items()}
-            own += [section] if ":" in options.get("name", "") else []
+            user_sections += [section] if ":" in options.get("name", "") else []
     for key, value in values.items():
-        # A seed has 256 bits, and a user's own options are checked by its function.
-        if isinstance(value, bool) or key == "seed" or key.partition(".")[0] in own:
+        # A seed has up to 256 bits, and a user's function checks its options.
+        if isinstance(value, bool) or key == "seed" or key.partition(".")[0] in user_sections:
             continue
+        # An option that the table lacks has the bounds of any integer.
         row = BY_NAME.get(key, Key(key, None, ""))
         if isinstance(value, int) and value > row.most:
             raise InputError(f"{key} must be at most {row.most}, got {value}")
@@ -169,6 +187,7 @@ def _check_numbers(config: ConfigDict) -> None:
         value = values.get(row.name)
         if row.least is None or value is None:
             continue
+        # With num_steps, num_epochs is not read, and 0 says so.
         least = 0 if row.name == "num_epochs" and config.num_steps else row.least
         if value < least:
             raise InputError(f"{row.name} must be at least {least}, got {value}")

@@ -86,6 +86,7 @@ def means(
     rows = jax.tree.leaves(batch)[0].shape[0]
     mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask, bool)
     clip_state = clip.init(params) if clip_state is None else clip_state
+    # A function made in this call would be compiled anew in each call.
     compiled = compiled_once(
         _means,
         as_closure(grad_fn),
@@ -111,19 +112,22 @@ def _means(
         grads = grad_fn(params, example)
         clipped, _ = clip.update(grads, clip_state, params)
         norm = pytree.l2_norm(grads)
+        # The clipped tree may have other coordinates than the gradient; `finish` maps it back.
         alone, _ = finish(clip, clipped, clip_state)
         change = pytree.l2_norm(jax.tree.map(jnp.subtract, grads, alone))
+        # A clip that scales by 1 may still change the last bits.
         was_clipped = (change > 1e-5 * norm).astype(jnp.float32)
-        seen = jax.tree.map(
+        # One NaN would spoil the sums of all examples.
+        summands = jax.tree.map(
             lambda x: jnp.where(jnp.isfinite(norm), x, 0),
             (grads, clipped, pytree.unit(grads), was_clipped),
         )
-        return seen, norm
+        return summands, norm
 
     sums, norms = per_example_sum(
         read, params, batch, mask=mask, microbatch_size=microbatch_size, mesh=mesh
     )
-    num_examples = jnp.maximum(jnp.sum(mask), 1)
+    num_examples = jnp.maximum(jnp.sum(mask), 1)  # with every row masked, means are 0, not NaN
     gradient, clipped, direction, fraction = jax.tree.map(lambda x: x / num_examples, sums)
     clipped, _ = finish(clip, clipped, clip_state)
     norms = jnp.where(mask & jnp.isfinite(norms), norms, jnp.nan)
@@ -136,8 +140,9 @@ def bias(clipped: Grads, gradient: Grads) -> Bias:
     Noise has mean zero and adds no bias (Lemma 1). If no gradient exceeds C, and both are means of
     the same gradients, the bias is zero (Lemma 2).
 
-    `gradient` is the quantity that the mean of clipped gradients should estimate: the mean of the
-    same gradients unclipped, or of others (for BAM, of the plain gradients at θ).
+    `gradient` is the quantity that the mean of clipped gradients should estimate. It is the mean of
+    the same gradients unclipped, or the mean of other ones, such as the plain gradients at θ for
+    BAM.
 
     Examples:
       >>> b = bias(jnp.array([1.0, 0.5]), jnp.array([2.0, 0.0]))
@@ -151,7 +156,7 @@ def bias(clipped: Grads, gradient: Grads) -> Bias:
     sideways = jax.tree.map(lambda x, v: x - along * v, clipped, toward)  # c
     bias_norm = pytree.l2_norm(jax.tree.map(jnp.subtract, clipped, gradient))
     nonzero = norm > 0
-    floor = jnp.where(nonzero, norm, 1)
+    floor = jnp.where(nonzero, norm, 1)  # 0/0 in the branch not taken would trip `debug_nans`
     return Bias(
         bias_norm=bias_norm,
         relative_bias=jnp.where(nonzero, bias_norm / floor, 0),
@@ -184,7 +189,9 @@ def bias_by_batch_size(
     the batches of that size.
     """
     biases: dict[int, list[Bias]] = {}
-    waiting: list[tuple[int, tuple[Grads, Grads]]] = []  # until there is a partner of their size
+    # Batches that wait for a partner of their size, at most one of each size, as the bits of a
+    # counter: memory grows with the logarithm of `largest`.
+    waiting: list[tuple[int, tuple[Grads, Grads]]] = []
     for group in groups:
         size, batch = smallest, (group.clipped, group.gradient)
         biases.setdefault(size, []).append(bias(*batch))
@@ -194,7 +201,8 @@ def bias_by_batch_size(
             batch = jax.tree.map(lambda x, y: (x + y) / 2, batch, partner)
             size *= 2
             biases.setdefault(size, []).append(bias(*batch))
-        waiting.append((size, batch))
+        if size < largest:
+            waiting.append((size, batch))
     return {
         str(size): {
             name: float(jnp.mean(jnp.array([getattr(x, name) for x in same_size])))
@@ -205,53 +213,65 @@ def bias_by_batch_size(
 
 
 def describe(
-    own: Means, plain: Means, previous_private_grad: Grads, noise_std: Number
+    method: Means, plain: Means, previous_private_grad: Grads, noise_std: Number
 ) -> dict[str, Float[Array, ""]]:
     """All figures of one batch, by name. NOT PRIVATE.
 
-    There are three kinds of a method's bias, because its gradient G_i (for BAM and DP-SAT at θ')
-    need not be the plain g_i = ∇L(θ; x_i, y_i). The names are those of `Bias`:
+    A method has three kinds of bias, because its gradient G_i (for BAM and DP-SAT at θ') need not
+    be the plain g_i = ∇L(θ; x_i, y_i). The names are those of `Bias`:
 
-    =========================== =========================================================
-    `bias_norm`, …              mean clip(G_i) against mean G_i: what clipping does to it
-    `against_plain/bias_norm`,… mean clip(G_i) against mean g_i at θ: as an estimate of ∇L
-    `plain/bias_norm`, …        mean clip(g_i) against mean g_i at θ: DP-SGD's, at this θ
-    =========================== =========================================================
+    =========================== ==================================================================
+    `bias_norm`, …              mean clip(G_i) against mean G_i: the effect of clipping
+    `against_plain/bias_norm`,… mean clip(G_i) against mean g_i at θ: the error as an estimate of ∇L
+    `plain/bias_norm`, …        mean clip(g_i) against mean g_i at θ: the bias of DP-SGD at this θ
+    =========================== ==================================================================
 
-    Further figures: `fraction_clipped` and `norm_quantile_NN` of ‖G_i‖. `plain/mean_norm`, the mean
-    of ‖g_i‖ over examples where it is finite; L_BAO exceeds L by that per unit of λ. `snr` =
-    ‖ĝ_clip‖ / (noise_std·√d), the gradient over the root mean square norm of the noise, where
-    `noise_std` is σC/l (absent without noise). `cosine_examples` = mean_i cos(g_i, ĝ), for BAM's
-    directions, and `cosine_previous` = cos(ĝ_priv of the previous step, ĝ), for DP-SAT's.
+    Further figures:
+
+    - `fraction_clipped` and the quantiles `norm_quantile_NN` of ‖G_i‖
+    - `plain/mean_norm`: the mean of ‖g_i‖ over examples with a finite one. L_BAO is L plus λ times
+      this mean.
+    - `snr` = ‖ĝ_clip‖ / (noise_std·√d): the gradient over the root mean square norm of the noise;
+      left out without noise
+    - `cosine_examples` = mean_i cos(g_i, ĝ): the agreement of the directions in which BAM ascends
+    - `cosine_previous` = cos(ĝ_priv of the previous step, ĝ): that of DP-SAT's direction
+
+    Args:
+      method: the means over G_i.
+      plain: the means over g_i for the same examples.
+      previous_private_grad: the privatised gradient of the previous step.
+      noise_std: the standard deviation of the noise on the mean, σS/l; 0 without noise.
     """
-    measured: dict[str, Array] = dict(bias(own.clipped, own.gradient)._asdict())
-    for prefix, clipped in (("against_plain", own.clipped), ("plain", plain.clipped)):
+    figures: dict[str, Array] = dict(bias(method.clipped, method.gradient)._asdict())
+    for prefix, clipped in (("against_plain", method.clipped), ("plain", plain.clipped)):
         fields = bias(clipped, plain.gradient)._asdict()
-        measured |= {f"{prefix}/{name}": value for name, value in fields.items()}
-    measured["fraction_clipped"] = own.fraction_clipped
+        figures |= {f"{prefix}/{name}": value for name, value in fields.items()}
+    figures["fraction_clipped"] = method.fraction_clipped
+    # Norms are NaN in masked rows and for gradients that are not finite.
     for level, norm in zip(
-        QUANTILES, jnp.nanquantile(own.norms, jnp.array(QUANTILES)), strict=True
+        QUANTILES, jnp.nanquantile(method.norms, jnp.array(QUANTILES)), strict=True
     ):
-        measured[f"norm_quantile_{100 * level:02.0f}"] = norm
-    measured["plain/mean_norm"] = jnp.nanmean(plain.norms)
-    # The noise's norm concentrates at its root mean square.
-    noise_norm = noise_std * math.sqrt(pytree.num_params(own.clipped))
+        figures[f"norm_quantile_{100 * level:02.0f}"] = norm
+    figures["plain/mean_norm"] = jnp.nanmean(plain.norms)
+    # In many dimensions, the norm of the noise is close to its root mean square.
+    noise_norm = noise_std * math.sqrt(pytree.num_params(method.clipped))
+    # A traced σ cannot be compared with 0, and a run without noise has a Python 0.
     if not scalars.is_known(noise_norm) or noise_norm:
-        measured["snr"] = pytree.l2_norm(own.clipped) / noise_norm
+        figures["snr"] = pytree.l2_norm(method.clipped) / noise_norm
     toward = pytree.unit(plain.gradient)
-    measured["cosine_examples"] = optax.tree.vdot(plain.direction, toward)
-    measured["cosine_previous"] = optax.tree.vdot(pytree.unit(previous_private_grad), toward)
-    return measured
+    figures["cosine_examples"] = optax.tree.vdot(plain.direction, toward)
+    figures["cosine_previous"] = optax.tree.vdot(pytree.unit(previous_private_grad), toward)
+    return figures
 
 
 def bias_aware_objective(
     loss_fn: Callable[[Params, PyTree], Float[Array, ""]], penalty: float
 ) -> Callable[[Params, PyTree], Float[Array, ""]]:
-    r"""The loss that BAM minimises, $L_{BAO} = L + \lambda \|\nabla L\|_2$, of one example.
+    r"""The loss of one example that BAM minimises, $L_{BAO} = L + \lambda \|\nabla L\|_2$.
 
-    `bam.bam_exact` computes its gradient faster, and with the subgradient 0 where ∇L is zero;
-    `jax.grad` of this function is NaN there. The mean over a batch is at least the mean loss plus
-    λ (`penalty`) times the norm of the mean gradient (Lemma 3 of arXiv 2308.12018). NOT PRIVATE.
+    NOT PRIVATE. λ is `penalty`. The mean over a batch is at least the mean loss plus λ times the
+    norm of the mean gradient (Lemma 3 of arXiv 2308.12018). Where ∇L is zero, `jax.grad` of this
+    function is NaN; `bam.bam_exact`, which computes the gradient faster, takes the subgradient 0.
 
     Examples:
       >>> objective = bias_aware_objective(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), penalty=0.1)

@@ -1,4 +1,4 @@
-"""The input of a loss: one example with this step's views, or one user with several examples."""
+"""The input of a loss: an example with this step's views, or a user with several examples."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,16 +15,18 @@ with needs("train"):
     from ml_collections import ConfigDict
 
 
-MIXED = 2**31 - 1  # folded into the key of an example's views, for its mixtures
+# Folded into the key of an example's views, for its mixtures. It is larger than any view's number,
+# because `split` of a key may equal `fold_in` of the numbers 0, 1, ….
+MIXED = 2**31 - 1
 
 
 class Inputs(NamedTuple):
-    """The settings that make examples from a split's rows, from a config and a data set.
+    """The settings with which a split's rows become examples.
 
     Attributes:
-      shape: of an image.
+      shape: the shape of an image.
       are_users: whether a row is a user with several images.
-      streams: whether a split holds the rows of a batch alone.
+      streams: whether a split holds only the rows of a batch.
       num_views, shift, flip, mixtures: arguments of `bam.data.augment`.
       prepare: normalises an image for the network.
     """
@@ -40,7 +42,7 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(config: ConfigDict, dataset: datasets.Dataset) -> Inputs:
-    """The settings of a run."""
+    """The settings of a run, from its config and data set."""
     return Inputs(
         shape=tuple(dataset.train.images.shape[-3:]),
         are_users=config.dataset.group_size > 0,
@@ -57,7 +59,7 @@ def rows(inputs: Inputs, split: datasets.Split, indices: Array | np.ndarray) -> 
     """The arrays `[M, ...]` from which `example_at` makes the examples of rows `indices`.
 
     For data in memory, these are the indices alone, because the split has all rows. If data are
-    streamed, they are the indices and the split, which has these rows alone.
+    streamed, they are the indices, images and labels, because the split has only these rows.
     """
     numbers: tuple[Array, ...] = (jnp.asarray(indices),)
     return (*numbers, *map(jnp.asarray, split[:2])) if inputs.streams else numbers
@@ -75,22 +77,24 @@ def example_at(
     """A function `(key of the step, row)` that makes an example, or a user, on the device.
 
     `row` is one of `rows`. An example has `image`, its K prepared views in this step, and its
-    `label`. No loss reads the rest: a `key` and the `step` for a user's own oracles, and the number
-    of its `row` for audits. A user has the views of all its examples in `image`, a label for each,
-    and the mask `present` (`users.grouped`).
+    `label`. No loss of bam reads the rest: `key` and `step` are for oracles of your own, and `row`,
+    the row's number, is for audits. A user has the views of all its examples in `image`, a label
+    for each, and the mask `present` (`users.grouped`).
     """
     options: Any = {"num_views": inputs.num_views, "shift": inputs.shift, "flip": inputs.flip}
 
     def at(step_key: Array, row: tuple[Array, ...]) -> dict[str, Array]:
-        index, *given = row
-        # A row's views depend on the step and on its own number, never on its place in the batch.
-        views_key, own_key = jax.random.split(jax.random.fold_in(step_key, index))
-        # A padded row becomes an example of zeros, as in data that are read ahead.
+        index, *streamed = row
+        # A row's views depend on the step and the row's number, never on its place in the batch: an
+        # example's gradient must not depend on who else was drawn.
+        views_key, oracle_key = jax.random.split(jax.random.fold_in(step_key, index))
+        # A padded row has an index past the end, which JAX would clamp to the last example. It
+        # becomes an example of zeros, as in streamed data.
         is_example = index < len(split.labels)
-        arrays = given or [jnp.where(is_example, x[index], 0) for x in split[:2]]
+        arrays = streamed or [jnp.where(is_example, x[index], 0) for x in split[:2]]
         images, labels = arrays
-        images = images.reshape(-1, *inputs.shape)
-        example = {"key": own_key, "step": step, "row": index}
+        images = images.reshape(-1, *inputs.shape)  # flat on the devices, see `Trainer.place`
+        example = {"key": oracle_key, "step": step, "row": index}
         if inputs.are_users:
             keys = users.keys_of(views_key, len(images))
             views = jax.vmap(lambda key, image: augment.views(key, image, **options))(keys, images)
@@ -109,7 +113,7 @@ def example_like(
     shape: tuple[int, ...],
     label: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct((), jnp.int32),  # noqa: B008
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of a loss's example, for images of a shape; for tracing."""
+    """Shapes and dtypes of a loss's example, for images of a shape, to trace with."""
     inputs = num_inputs(config)
     each = (inputs,) if config.dataset.group_size else ()
     present = {"present": jax.ShapeDtypeStruct(each, jnp.bool_)} if each else {}
@@ -124,6 +128,6 @@ def example_like(
 
 
 def num_inputs(config: ConfigDict) -> int:
-    """The number of inputs that a network gets for one row; for a user, those of k examples."""
+    """The number of network inputs that one row makes: K views and mixtures, for each example."""
     inputs_each = config.augment.views + config.augment.mixtures
     return int(inputs_each * max(1, config.dataset.group_size))

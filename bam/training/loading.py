@@ -1,4 +1,4 @@
-"""The data set that a config names, or its features; kept in memory for the next run."""
+"""The data set that a config names, or its features; it stays in memory for the next run."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ with needs("train"):
     from ml_collections import ConfigDict, FrozenConfigDict
 
 MEMORIES = ("auto", "device", "stream")
-SAID = 2**28  # bytes of images from which on a line says where they are
+LARGE = 2**28  # bytes of images from which on a line tells whether they are streamed
 
 
 def make_dataset(
@@ -30,11 +30,11 @@ def make_dataset(
     features_section: ConfigDict | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> datasets.Dataset:
-    """The data that a config's `dataset` section names; the last two sets are kept in memory.
+    """The data of a config's `dataset` section; the last two sets stay in memory.
 
     `holdout` training examples are set aside, see `datasets.hold_out`. A `features` section
-    replaces images by features, which are kept on the disk, in its `cache` or beside the data;
-    `log` gets a line if they are computed. Raises InputError as `datasets.load`.
+    replaces images by features, which are kept on the disk, in its `cache` or beside the data.
+    `log` gets lines on long waits and on large data. Raises InputError as `datasets.load`.
     """
     _, mapped = listed(section, features_section, log)
     return mapped()
@@ -45,28 +45,30 @@ def listed(
     features_section: ConfigDict | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> tuple[datasets.Dataset, Callable[[], datasets.Dataset]]:
-    """The data of `make_dataset` with blank features, and a function that returns the true ones.
+    """The data of `make_dataset` with blank features, and a function that computes the features.
 
-    Blank features have the true number and shape, so a plan need not wait for the map of images.
+    Blank features have the right number and shape, so a plan need not wait for the map of images.
+    Without features, the data are complete, and the function returns them.
     """
-    described = {"dataset": section, "features": features_section or ConfigDict()}
-    # A file of weights may have changed since it was read before.
-    described["digest"] = features_digest(described["features"])
-    described["normalisation"] = repr(features_normalisation(described["features"]))
-    # So may the files of the data.
-    described["files"] = _files_at(section.get("path"))
-    sections = FrozenConfigDict(described)
+    key = {"dataset": section, "features": features_section or ConfigDict()}
+    # A file of weights may have changed since the last run of this process.
+    key["digest"] = features_digest(key["features"])
+    key["normalisation"] = repr(features_normalisation(key["features"]))
+    # The files of the data may have changed, too.
+    key["files"] = _files_at(section.get("path"))
+    sections = FrozenConfigDict(key)
     if sections in kept_datasets:
-        kept = kept_datasets[sections]
-        return kept, lambda: kept
+        dataset = kept_datasets[sections]
+        return dataset, lambda: dataset
     with waits.awaited(log, f"reading {section.name}"):
         loaded = _loaded(sections.dataset, log)
     feature_map = parts.make_features(sections.features)
     holdout = sections.dataset.get("holdout", 0)
     if feature_map is None:
-        kept = _keep(sections, datasets.hold_out(loaded, holdout))
-        return kept, lambda: kept
-    # All blank rows are equal, so no image is hashed to choose the held-out ones.
+        dataset = _keep(sections, datasets.hold_out(loaded, holdout))
+        return dataset, lambda: dataset
+    # Held-out images are chosen by hashes, which takes long. A plan needs only their number, so
+    # here the choice is among rows without pixels.
     rows = datasets.Split(np.zeros((len(loaded.train.labels), 0)), loaded.train.labels)
     blank = datasets.hold_out(extraction.blank(loaded, feature_map), holdout, of=rows)
 
@@ -78,26 +80,29 @@ def listed(
 
 
 def _files_at(path: str | None) -> str:
-    """A digest of the files at a path or in its folder: their names, sizes and times."""
+    """A digest of a path and of the inodes, sizes and times of its files."""
     if not path:
         return ""
-    place = os.path.realpath(files.user_path(path))
+    text = os.path.realpath(files.user_path(path))
+    # If the path cannot be read, the reader of the data says so, with a better message.
     with contextlib.suppress(OSError):
-        names = sorted(os.listdir(place)) if os.path.isdir(place) else []
-        stats = [os.stat(x) for x in (place, *(os.path.join(place, x) for x in names))]
-        facts = [(x.st_ino, x.st_size, x.st_mtime_ns) for x in stats if stat.S_ISREG(x.st_mode)]
-        place += repr(facts)
-    return hashlib.blake2b(place.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+        names = sorted(os.listdir(text)) if os.path.isdir(text) else []
+        stats = [os.stat(x) for x in (text, *(os.path.join(text, x) for x in names))]
+        stamps = [(x.st_ino, x.st_size, x.st_mtime_ns) for x in stats if stat.S_ISREG(x.st_mode)]
+        text += repr(stamps)
+    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
 def _keep(sections: FrozenConfigDict, dataset: datasets.Dataset) -> datasets.Dataset:
+    # Dicts keep their order, so the first key is the oldest.
     while len(kept_datasets) > 1:
         del kept_datasets[next(iter(kept_datasets))]
     kept_datasets[sections] = dataset
     return dataset
 
 
-kept_datasets: dict[FrozenConfigDict, datasets.Dataset] = {}  # several methods share a data set
+# A sweep trains several methods on one data set, which is then read once.
+kept_datasets: dict[FrozenConfigDict, datasets.Dataset] = {}
 
 
 def _loaded(section: FrozenConfigDict, log: Callable[[str], None]) -> datasets.Dataset:
@@ -107,7 +112,8 @@ def _loaded(section: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
     groups, size = options.pop("groups", ""), options.pop("group_size", 0)
     memory = options.pop("memory", "auto")
     if ":" in name:
-        # For keys that every data set has, "" and 0 mean "not set".
+        # For the keys in bam's table, "" and 0 mean "not set". An option of the user's function may
+        # be set to 0 or False.
         is_set = {k: v for k, v in options.items() if v or k not in keys.in_section("dataset")}
         loaded = parts.make("dataset", {"name": name} | is_set)
         datasets.check(loaded)
@@ -134,12 +140,14 @@ def _extracted(
         folder = files.user_path(sections.features.cache)
     elif folder is not None:
         folder = (folder if folder.is_dir() else folder.parent) / "features"
-    facts = parts.set_keys(sections.features, "cache")
+    # The fields name the file of the kept features: the content of the weights counts, and not the
+    # path that they or the normalisation were read from.
+    fields = parts.set_keys(sections.features, "cache")
     if sections.digest:
-        facts["weights"] = sections.digest
+        fields["weights"] = sections.digest
     if (expected := features_normalisation(sections.features)) and expected.source:
-        facts["normalisation"] = expected._replace(source="")
-    return extraction.extract(loaded, feature_map, facts, folder, log)
+        fields["normalisation"] = expected._replace(source="")
+    return extraction.extract(loaded, feature_map, fields, folder, log)
 
 
 def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> datasets.Stays:
@@ -152,26 +160,29 @@ def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> data
             return bool(memory == "stream")
         room = devices.room_for_data()
         streamed = num_bytes > room
-        if num_bytes > SAID:
-            where = "are streamed from their files" if streamed else "are held in memory"
+        if num_bytes > LARGE:
+            action = "are streamed from their files" if streamed else "are held in memory"
             log(
-                f"the training images {where}: {num_bytes / 2**30:.1f} GiB decoded, of "
-                f"{room / 2**30:.1f} that dataset.memory=auto allows"
+                f"the training images {action}: {num_bytes / 2**30:.1f} GiB decoded, and "
+                f"dataset.memory=auto holds up to {room / 2**30:.1f} GiB"
             )
         return streamed
 
     if memory == "stream" and options.get("source") in ("archive", "sklearn"):
-        raise InputError("dataset.memory=stream is for the sources parquet and tfds")
+        raise InputError(
+            f"source {options['source']} cannot be streamed: set --config.dataset.memory=device, "
+            "or --config.dataset.source=parquet or tfds"
+        )
     return stays
 
 
 def unprotected_users(section: ConfigDict) -> list[str]:
-    """A line for a run on an imported folder whose ε protects one image; [] for other runs."""
+    """A line that ε protects one image, for a run on an imported folder; [] for other data."""
     if section.name != "folder":
         return []
-    named = users.column(datasets.folder_of(section.name, section.source, section.path))
-    way = ": these data name users, and --config.dataset.group_size=K protects all of each"
-    return [f"ε IS FOR ONE IMAGE, NOT FOR ONE PERSON{way if named else ''} (docs/users.md)"]
+    column = users.column(datasets.folder_of(section.name, section.source, section.path))
+    remedy = ": these data name users; --config.dataset.group_size=K protects all images of each"
+    return [f"ε IS FOR ONE IMAGE, NOT FOR ONE PERSON{remedy if column else ''} (docs/users.md)"]
 
 
 def features_normalisation(section: ConfigDict) -> Normalisation | None:
@@ -189,21 +200,26 @@ def normalised(
     With features, the data stay as they are, and the normalisation is the backbone's. Float images
     stay as they are unless the config gives a normalisation, because they need not be pixels.
     """
-    given = {"mean": config.init_mean, "std": config.init_std}
+    overrides = {"mean": config.init_mean, "std": config.init_std}
     if config.features.name or not config.init_from:
-        if any(x is not None for x in given.values()):
-            raise InputError("init_mean and init_std are for images, and weights: name init_from")
+        if any(x is not None for x in overrides.values()):
+            raise InputError(
+                "init_mean and init_std are for images, and for weights to begin from: add "
+                "--config.init_from=FILE, and leave features out"
+            )
         return dataset, features_normalisation(config.features)
     mean, std = (tuple(np.ravel(x).tolist()) for x in (dataset.mean, dataset.std))
     file, ours = finetune.file_of(config.init_from), Normalisation(mean, std)
-    expected = normalisation.expected_by(file, given, "init_", ours)
+    expected = normalisation.expected_by(file, overrides, "init_", ours)
     if dataset.train.images.dtype != np.uint8 and not expected.given:
         return dataset, ours._replace(source="the data set: its images are floats")
+    # The network computes in float32, as `datasets.normalize` does.
     mean32, std32 = (np.array(x, np.float32) for x in (expected.mean, expected.std))
     return dataset._replace(mean=mean32, std=std32), expected
 
 
 def features_digest(section: ConfigDict) -> str:
     """SHA-256 of the weights of a map of images; "" without weights."""
+    # The weights of the prior come with bam, so their digest is a constant.
     is_prior = section.get("name") == "prior"
     return PRIOR_SHA256 if is_prior else finetune.digest(section.get("weights"))

@@ -35,7 +35,7 @@ __all__ = [
 
 Rows: TypeAlias = np.ndarray | jax.Array
 LONG = 5.0  # seconds from which on a step has a line while it runs
-LARGE_IMAGE = 64 * 64  # pixels from which on fewer than 1000 images are judged at once
+LARGE_IMAGE = 64 * 64  # pixels from which on fewer than 1000 images are evaluated at once
 
 
 class Result(NamedTuple):
@@ -61,12 +61,12 @@ def train(
     on_row: Callable[[JsonObject], None] = lambda row: None,
     should_stop: Callable[[], bool] = lambda: False,
     log: Callable[[str], None] = lambda line: None,
-    judged: bool = True,
+    evaluates: bool = True,
 ) -> Result:
     """Takes the planned steps, from the start or after an earlier call's checkpoint.
 
     With several processes (`jax.distributed`), all of them call it with the same arguments, and
-    only the first writes; `workdir` must be one folder that all of them see.
+    only the first writes. All of them must see the folder `workdir`.
 
     Args:
       trainer: from `bam.training.trainer.build`, with the plan that an earlier run in `workdir` has
@@ -83,7 +83,7 @@ def train(
       should_stop: asked after every step; True ends the run there, with a checkpoint.
       log: called with a line if lost steps count, and one if the run continues. A log that can draw
         (see `bam.waits`) also gets lines on long waits.
-      judged: whether the weights are judged on the test split.
+      evaluates: whether the weights are evaluated on the test split.
 
     Returns:
       A `Result`.
@@ -105,6 +105,7 @@ def train(
     run, files = PrivateRun(trainer.plan, seed, num_devices), RunFiles(workdir, config)
     with contextlib.closing(run), files:
         if workdir is not None:
+            # The metrics count steps, too: a ledger that says fewer was replaced or cut.
             run.open(workdir, trainer.record, _digests(trainer), at_least=files.steps_begun)
             files.begin()
         if run.lost:
@@ -118,7 +119,7 @@ def train(
         files.start_after(run.step if run.is_resumed else -1)
         # Training data are placed once; each step gets row numbers, or rows that are read ahead.
         feed = Feed(trainer)
-        watch = _Watch(trainer, run, files, feed, on_row, should_stop, judged, log)
+        watch = _Watch(trainer, run, files, feed, on_row, should_stop, evaluates, log)
         if not run.is_resumed:  # the bias before the first step
             watch.look(state)
         batches = feed.batches(run.batch, range(run.step + 1, run.end + 1))
@@ -142,8 +143,8 @@ class Feed:
         self._trainer, self._split = trainer, trainer.dataset.train
         self._all = None
         if not datasets.streams(trainer.dataset):
+            # Padded to N of the plan, so that shapes do not reveal the number of rows.
             padded = datasets.padded(self._split, trainer.plan.num_examples)
-            # Padded to N of the plan, so that shapes do not tell how many rows there are.
             self._all = trainer.place(padded)
 
     def batches(
@@ -151,6 +152,7 @@ class Feed:
     ) -> Iterator[tuple[datasets.Split, PaddedBatch]]:
         """Yields the examples and the batch `batch_of(step)` of each step, in order."""
         num_rows = len(self._split.labels)
+        # N of the plan may exceed the data, and a drawn row without data is an empty place.
         only = lambda step: batch_of(step).within(num_rows)  # noqa: E731
         if self._all is not None:
             for step in steps:
@@ -161,7 +163,7 @@ class Feed:
             yield self._trainer.place(examples), batch
 
     def of(self, indices: Rows, mask: Rows | None = None) -> datasets.Split:
-        """The split that holds these rows: all data, or these rows alone if they are streamed."""
+        """The split that holds these rows: all data, or only these rows if they are streamed."""
         if self._all is not None:
             return self._all
         return self._trainer.place(
@@ -172,7 +174,7 @@ class Feed:
 
 
 class _Watch:
-    """Measures, shows and saves a run between its steps."""
+    """Evaluates, reports and saves a run between its steps."""
 
     def __init__(
         self,
@@ -182,14 +184,15 @@ class _Watch:
         feed: Feed,
         on_row: Callable[[JsonObject], None],
         should_stop: Callable[[], bool],
-        judged: bool,
+        evaluates: bool,
         log: Callable[[str], None],
     ) -> None:
         self._trainer, self._run, self._files, self._feed = trainer, run, files, feed
-        self._on_row, self._should_stop, self._judged = on_row, should_stop, judged
-        self._log, self._step_seconds = log, math.inf  # until one was timed
+        self._on_row, self._should_stop, self._evaluates = on_row, should_stop, evaluates
+        self._log, self._step_seconds = log, math.inf  # infinite before the first timed step
         self._running: tuple[int, float] | None = None  # the step on the devices, and its start
         self._outputs: np.ndarray | None = None  # outputs of the last state for test images
+        # The checkpoint carries the seconds, so that a resumed run adds to them.
         run.more.setdefault("seconds", 0.0)
         self._is_training = False
         self._train()
@@ -201,6 +204,7 @@ class _Watch:
         is_first = math.isinf(self._step_seconds)
         with waits.compiling(self._log, "the step") if is_first else contextlib.nullcontext():
             state = self._trainer.take_step(state, *rows)
+        # JAX returns at once, while the devices still compute.
         self._running = self._run.step, time.perf_counter()
         return state
 
@@ -209,29 +213,29 @@ class _Watch:
         if self._running is None:
             return
         (step, began), seconds, self._running = self._running, self._step_seconds, None
-        what, about = f"step {step} of {self._run.end}", seconds if seconds < math.inf else 0.0
-        awaited = waits.awaited(self._log, what, about, stays=False)
+        task, about = f"step {step} of {self._run.end}", seconds if seconds < math.inf else 0.0
+        awaited = waits.awaited(self._log, task, about, stays=False)
         with awaited if seconds > LONG else contextlib.nullcontext():
             jax.block_until_ready(state.step)
         self._step_seconds = time.perf_counter() - began
 
     def look(self, state: TrainState) -> None:
-        """Measures, shows and saves what is due after a step; StoppedError if asked to stop."""
+        """Evaluates, diagnoses and saves if it is due after a step; StoppedError to stop early."""
         config, step, end = self._trainer.config, self._run.step, self._run.end
         is_end, self._outputs = step == end, None
-        judges = is_end or (step > 0 and _due(step, config.eval.every))
+        evaluates = is_end or (step > 0 and _due(step, config.eval.every))
         diagnoses = _due(step, config.diagnostics.every)
         every = config.checkpoint.every
         saves = every > 0 and (is_end or (step > 0 and _due(step, every)))
-        if judges or diagnoses or saves:
+        if evaluates or diagnoses or saves:
             self._pause(state)
-        measured = self._judge(state) if judges else {}
+        figures = self._evaluate(state) if evaluates else {}
         if diagnoses:
             with waits.awaited(self._log, "measuring the clipping bias"):
-                measured |= not_private(self._trainer, state, self._feed)
-        if measured:
-            self._on_row(self._add_row(measured))
-        # All processes must stop at the same step.
+                figures |= not_private(self._trainer, state, self._feed)
+        if figures:
+            self._on_row(self._add_row(figures))
+        # `should_stop` may differ between processes, but a sum waits for all of them.
         stops = step < end and processes.any_of(self._should_stop())
         if stops and self._is_training:
             self._pause(state)
@@ -242,7 +246,7 @@ class _Watch:
         self._train()
 
     def _pause(self, state: TrainState) -> None:
-        """Waits for the step; the time until `_train` does not count as training."""
+        """Waits for the running step. The time until `_train` does not count as training."""
         self.wait(state)
         self._run.more["seconds"] = time.perf_counter() - self._started
         self._is_training = False
@@ -252,22 +256,23 @@ class _Watch:
             self._started = time.perf_counter() - self._run.more["seconds"]
             self._is_training = True
 
-    def _judge(self, state: TrainState) -> dict[str, float]:
-        """The figures of the weights on test data; {} if they are not judged."""
-        if not self._judged:
+    def _evaluate(self, state: TrainState) -> dict[str, float]:
+        """The figures of the weights on the test split; {} if the run is not evaluated."""
+        if not self._evaluates:
             return {}
-        judged, self._outputs = judge(self._trainer, whole_model(state), self._log)
-        return judged
+        figures, self._outputs = evaluate_outputs(self._trainer, whole_model(state), self._log)
+        return figures
 
-    def _add_row(self, measured: dict[str, float]) -> JsonObject:
+    def _add_row(self, figures: dict[str, float]) -> JsonObject:
         """Adds a row to `metrics.jsonl`; its ε is that of the steps begun, None if not private.
 
-        A measurement that is not finite, such as the loss of a diverged run, becomes None.
+        A figure that is not finite, such as the loss of a diverged run, becomes None.
         """
         run = self._run
+        # Steps begun, not taken: the ledger counts a step before its noise exists.
         spent = run.epsilon_spent if run.plan.private else None
         row: JsonObject = {"step": run.step, "steps_begun": run.steps_begun, "epsilon": spent}
-        row = finite(row | measured | {"seconds": run.more["seconds"]})
+        row = finite(row | figures | {"seconds": run.more["seconds"]})
         self._files.add_row(row)
         return row
 
@@ -275,10 +280,11 @@ class _Watch:
         """Writes the summary, and a last row if it is missing or counts fewer steps."""
         run, rows = self._run, self._files.rows
         last = rows[-1] if rows else {"step": -1}
+        # Steps that a crash lost since that row count, too.
         if (last["step"], last.get("steps_begun")) != (run.end, run.steps_begun):
-            last = self._add_row(self._judge(state))
-        elif self._outputs is None:  # resumed after the last step
-            self._judge(state)
+            last = self._add_row(self._evaluate(state))
+        elif self._outputs is None:  # resumed after the last step: the summary needs outputs
+            self._evaluate(state)
         summary = summarize(self._trainer, run.seed, last, self._outputs, run.processes)
         # From here on nothing in the folder confirms a guess at the data.
         run.finish()
@@ -287,16 +293,21 @@ class _Watch:
 
 
 def _digests(trainer: Trainer) -> Digests:
-    """Digests of the weights and data with which a run began, and must continue."""
+    """Digests of the weights and data with which a run began, and must continue.
+
+    The digest of the data depends on a secret key of the run: without it, a digest confirms no
+    guess at the data.
+    """
     init_from, digest = trainer.config.init_from, trainer.weights.digest
-    if (how := trainer.normalisation) and (how.source or how.given):
-        digest += f" {how._replace(source='')!r}"
+    # The same weights with another normalisation are another network. The source is a path.
+    if (inputs := trainer.normalisation) and (inputs.source or inputs.given):
+        digest += f" {inputs._replace(source='')!r}"
     weights = {f"weights than those in {init_from} now": digest} if init_from else {}
     return lambda key: weights | {"training data": datasets.fingerprint(key, trainer.dataset.train)}
 
 
 def estimate_seconds(trainer: Trainer) -> float:
-    """An estimate of the seconds that a whole run trains on this device, from a few timed steps.
+    """An estimate of the seconds of training of a whole run on this device, from timed steps.
 
     A step costs a fixed part (noise, optimizer) and a part for each example. It is timed with one
     microbatch, and then with more examples until it takes a second or has the expected number. The
@@ -315,7 +326,7 @@ def estimate_seconds(trainer: Trainer) -> float:
         state = jax.block_until_ready(trainer.take_step(state, train, batch))
         return time.perf_counter() - started
 
-    # One microbatch for every device.
+    # The least work of a step is one microbatch on every device.
     fewest = min(trainer.config.microbatch_size * num_devices, plan.num_examples)
     timed(fewest)  # compiles
     num_rows, least = fewest, timed(fewest)
@@ -335,20 +346,21 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
     An image whose loss is not finite counts as wrong; then the mean loss and the metrics are not
     finite either.
     """
-    return judge(trainer, params)[0]
+    return evaluate_outputs(trainer, params)[0]
 
 
-def judge(
+def evaluate_outputs(
     trainer: Trainer, params: Params, log: Callable[[str], None] = lambda line: None
 ) -> tuple[dict[str, float], np.ndarray]:
-    """The figures of `evaluate`, and the outputs that they judge."""
+    """The figures of `evaluate`, and the network's outputs for the test split."""
     images, labels = trainer.dataset.test
     totals, outputs, criterion = np.zeros(2), [], trainer.criterion
-    together = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
-    with waits.awaited(log, f"judging {len(labels):,} test images") as wait:
-        for start in range(0, len(labels), together):
+    # Fewer at once if images are large, because their activations are in memory together.
+    chunk_size = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
+    with waits.awaited(log, f"evaluating {len(labels):,} test images") as wait:
+        for start in range(0, len(labels), chunk_size):
             wait.share = start / len(labels)
-            chunk = slice(start, start + together)
+            chunk = slice(start, start + chunk_size)
             rows = devices.share_rows((images[chunk], labels[chunk]), trainer.mesh)
             *sums, output = trainer.evaluate(params, *rows)
             totals += np.asarray(sums)
@@ -356,31 +368,33 @@ def judge(
     # Sums over chunks, so that no chunk counts more than another.
     accuracy, loss = (totals / len(labels)).tolist()
     predicted, diverged = np.concatenate(outputs), not math.isfinite(loss)
-    judged = {"test_accuracy": accuracy} if criterion.right else {}
+    figures = {"test_accuracy": accuracy} if criterion.right else {}
     if criterion.metrics:
-        # Zeros give the metrics' names where outputs are not finite; their values become NaN.
+        # The metrics of zeros give their names. scikit-learn would refuse NaN, so the values of a
+        # diverged run are NaN without a call on its outputs.
         defined = np.zeros_like(predicted) if diverged else predicted
         in_units = functools.partial(datasets.in_units, trainer.dataset)
-        own = criterion.metrics(in_units(defined), in_units(np.asarray(labels)))
-        judged |= dict.fromkeys(own, math.nan) if diverged else own
-    return judged | {"test_loss": loss}, predicted
+        metrics = criterion.metrics(in_units(defined), in_units(np.asarray(labels)))
+        figures |= dict.fromkeys(metrics, math.nan) if diverged else metrics
+    return figures | {"test_loss": loss}, predicted
 
 
 def not_private(trainer: Trainer, state: TrainState, feed: Feed) -> dict[str, float]:
     """Clipping bias and other diagnostics on evenly spaced training examples. NOT PRIVATE.
 
-    Names begin with `not_private/`. They are those of `trainer.diagnose`, and `num_nonfinite`.
+    The names are those of `trainer.diagnose` and `num_nonfinite`, after `not_private/`.
     """
     num_examples = len(trainer.dataset.train.labels)
     num = min(trainer.config.diagnostics.num_examples, num_examples)
+    # The same examples each time, so that the figures of a run are comparable over its steps.
     rows = np.linspace(0, num_examples - 1, num).astype(np.int32)
-    measured = trainer.diagnose(state, feed.of(rows), rows)
-    named = {f"not_private/{k}": float(v) for k, v in measured.items()}
-    return named | {"not_private/num_nonfinite": float(state.num_nonfinite)}
+    figures = trainer.diagnose(state, feed.of(rows), rows)
+    labelled = {f"not_private/{k}": float(v) for k, v in figures.items()}
+    return labelled | {"not_private/num_nonfinite": float(state.num_nonfinite)}
 
 
 def whole_model(state: TrainState) -> Params:
-    """The whole model's averaged weights, with low-rank factors folded in, as they are released."""
+    """The weights to release: averaged, with the frozen ones, and low-rank factors folded in."""
     return lora.folded(finetune.merge(state.averaged, state.frozen))
 
 

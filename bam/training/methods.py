@@ -1,4 +1,4 @@
-"""The table of methods, and what tables and legends call them."""
+"""The table of methods, and their names in tables and legends."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from bam.files import JsonMapping
 
 
 class Method(NamedTuple):
-    """A row of the table of methods: all that is known of a method.
+    """A row of the table of methods.
 
     Attributes:
       make: `(loss_fn, **options) -> Oracle`.
       label: its name in tables and legends.
-      options: what it reads of a config's `method` section, with the defaults.
-      strength: the option that says how far it ascends; "" for a method that does not.
-      symbol: the letter of that.
+      options: its keys in a config's `method` section, with their defaults.
+      strength: the option that is the strength of its ascent; "" for a method without one.
+      symbol: the letter of the strength.
     """
 
     make: Callable[..., oracles.Oracle]
@@ -26,12 +26,12 @@ class Method(NamedTuple):
 
     @property
     def public_options(self) -> tuple[str, ...]:
-        """Those that a release repeats: all."""
+        """The options that a release repeats: all."""
         return tuple(self.options)
 
 
-# BAM's direction, made cheaper: from so many of the views (0: all), and moving only parameters
-# whose path matches a regular expression ("": all), for example "GroupNorm".
+# These make BAM's ascent cheaper. Its gradient is over the first `ascent_views` views (0: all), and
+# it moves the parameters whose path matches `ascent_params` ("": all), for example "GroupNorm".
 ASCENT: dict[str, int | float | str] = {"ascent_views": 0, "ascent_params": ""}
 
 METHODS = {
@@ -58,7 +58,7 @@ METHODS = {
 
 
 def label(name: str) -> str:
-    """A method's name in tables and legends; a method of one's own keeps its name."""
+    """A method's name in tables and legends; a method of the user's keeps its name."""
     return METHODS[name].label if name in METHODS else name
 
 
@@ -81,11 +81,12 @@ def full_label(method: JsonMapping) -> str:
 
 
 def strength(method: JsonMapping) -> float:
-    """λ of BAM (α·r in the SAM form), ρ of DP-SAT, 0 for methods that have none."""
+    """λ of BAM (α·r in the SAM form), ρ of DP-SAT, 0 for methods without a strength."""
     row = METHODS.get(method["name"])
+    # To first order, BAM (SAM) with mix α and radius r minimises L + α·r·‖∇L‖.
     return float(method[row.strength]) * method.get("mix", 1.0) if row and row.strength else 0.0
 
 
 def is_private(name: str) -> bool:
-    """Whether a method asks for privacy; `build` plans a run for it that has it, or refuses."""
+    """Whether a method's runs are private: all but "non_private", and users' methods too."""
     return name != "non_private"

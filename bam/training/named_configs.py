@@ -1,4 +1,4 @@
-"""Configs by their names: `--config=digits:bam_sam` is `configs/digits.py:bam_sam`."""
+"""Configs by name: `--config=digits:bam_sam` is `configs/digits.py:bam_sam`."""
 
 import contextlib
 import difflib
@@ -23,94 +23,102 @@ LIMIT = 2**20  # bytes of a config file
 
 
 def shipped() -> dict[str, Path]:
-    """Name -> file of every config that comes with bam: those of the checkout, or of the wheel."""
+    """The configs that come with bam, as name -> file: from the checkout, or from the wheel."""
     folders = (ROOT.parent / "configs", ROOT / "_shipped" / "configs")
+    # Beside an installed bam, another package may have a folder of that name.
     folder = next((f for f in folders if (f / "cifar10.py").exists()), folders[0])
-    named_files = {file.stem: file for file in folder.glob("[a-z]*.py")}
-    return named_files | {"base": ROOT / "training" / "config.py"}
+    config_files = {file.stem: file for file in folder.glob("[a-z]*.py")}
+    return config_files | {"base": ROOT / "training" / "config.py"}
 
 
 def file_of(value: str) -> str:
-    """FILE:METHOD of what `--config` is given; InputError for no file and no shipped config."""
+    """The FILE:METHOD of a value of `--config`; InputError unless it names a file or a config."""
     name, colon, method = value.partition(":")
-    known = shipped()
+    configs = shipped()
     if name.endswith(".py") or "/" in name:
         if not name.endswith(".py"):
-            raise InputError(f"{name} is no config: a config is a Python file, as FILE.py:METHOD")
+            raise InputError(
+                f"{name} is not a config: give a Python file, as --config=FILE.py:METHOD"
+            )
+        # Running a pipe or a device would wait, or read without end.
         files.read_bytes(Path(name), LIMIT)
-        own = Path(name).resolve().parent
-        is_package = own.name == "configs" and (own / "__init__.py").exists()
-        _import_configs(own if is_package else known["cifar10"].parent)
+        folder = Path(name).resolve().parent
+        is_package = folder.name == "configs" and (folder / "__init__.py").exists()
+        _import_configs(folder if is_package else configs["cifar10"].parent)
         return value
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
+    if name not in configs:
+        near = difflib.get_close_matches(name, configs, 1)
         hint = f"did you mean {near[0]}?" if near else "name a file, or"
-        raise InputError(f"there is no config {name!r}: {hint} one of {', '.join(sorted(known))}")
-    _import_configs(known["cifar10"].parent)
-    return f"{known[name]}{colon}{method}"
+        raise InputError(f"there is no config {name!r}: {hint} one of {', '.join(sorted(configs))}")
+    _import_configs(configs["cifar10"].parent)
+    return f"{configs[name]}{colon}{method}"
 
 
 def load(value: str) -> "ConfigDict":
-    """The config of what `--config` is given; InputError for a file that makes none."""
+    """The config of a value of `--config`; InputError if its file does not make one."""
     from ml_collections import ConfigDict
 
     file, colon, method = file_of(value).partition(":")
     with one_line_errors(file):
         get_config = runpy.run_path(file).get("get_config")
         if not callable(get_config):
-            raise InputError(f"{file} is no config: it has no function get_config(method)")
-        given = [method] if colon else []
+            raise InputError(f"{file} is not a config: it has no function get_config(method)")
+        arguments = [method] if colon else []
+        # Bound before the call, so that a TypeError of the file's own code is not taken for this.
         try:
-            inspect.signature(get_config).bind(*given)
+            inspect.signature(get_config).bind(*arguments)
         except TypeError as error:
             raise InputError(
-                f"{file}: get_config of {given}: {error}; say FILE.py:METHOD"
+                f"{file}: get_config does not take {arguments}: {error}; give FILE.py:METHOD"
             ) from None
-        config = get_config(*given)
+        config = get_config(*arguments)
     if not isinstance(config, ConfigDict):
-        what = type(config).__name__
-        raise InputError(f"the config file makes no config: get_config of {file} returns a {what}")
+        raise InputError(
+            f"{file} is not a config: get_config returns a {type(config).__name__}, not a "
+            "ConfigDict"
+        )
     return config
 
 
 @contextlib.contextmanager
 def one_line_errors(file: str) -> Iterator[None]:
-    """Turns what a config file's own code raises into an InputError with its file and line.
+    """Turns an exception of a config file's code into an InputError with its file and line.
 
-    Bad input that bam refuses on its behalf is raised as it is, and so is what arose elsewhere.
+    An exception that this code did not cause is raised as it is, see `named.user_place`.
     """
     try:
         yield
-    except MissingExtraError:
+    except MissingExtraError:  # it says already which package to install
         raise
     except Exception as error:
-        where = named.own_place(error, file)
-        if not where:
+        location = named.user_place(error, file)
+        if not location:
             raise
-        raise InputError(where) from error
+        raise InputError(location) from error
 
 
 def imported() -> dict[str, ModuleType]:
-    """The modules of the package `configs` that Python has imported, by name."""
+    """The imported modules of the package `configs`, by name."""
     return {k: v for k, v in sys.modules.items() if k == "configs" or k.startswith("configs.")}
 
 
 def put_back(modules: dict[str, ModuleType]) -> None:
-    """Makes these the modules of `configs` again, whichever a command imported."""
+    """Replaces the imported modules of `configs` by these, from an earlier `imported()`."""
     for name in imported():
         del sys.modules[name]
     sys.modules.update(modules)
 
 
 def _import_configs(folder: Path) -> None:
-    """Imports the package `configs` from this folder, where configs import each other from.
+    """Imports the package `configs` from a folder, so that its configs can import each other.
 
-    Only this import looks there first: no package of that name elsewhere is taken for it, and
-    nothing beside the folder for some other package. One of another folder is forgotten.
+    A `configs` that was imported from another folder is forgotten.
     """
-    known = sys.modules.get("configs")
-    if known is not None and list(getattr(known, "__path__", [])) != [str(folder)]:
+    package = sys.modules.get("configs")
+    if package is not None and list(getattr(package, "__path__", [])) != [str(folder)]:
         put_back({})
+    # First on the path, so that no other package `configs` is imported; and for this import alone,
+    # so that no file beside the folder hides another package.
     sys.path.insert(0, str(folder.parent))
     try:
         importlib.import_module("configs")

@@ -1,9 +1,10 @@
-"""The parts of an experiment that a config names, and the table of methods.
+"""The parts of an experiment that a config names: bam's tables of them, and functions of your own.
 
 A section's `name` is one of bam's parts or your "MODULE:FUNCTION", which is imported when the
-experiment is built. The section's other keys are passed to it by name. Its other arguments are
-public, so its result needs no accounting. A map of images sees each image alone, and must not have
-been made from private images (`bam.features.extraction`):
+experiment is built. The section's other keys are passed to the function by name, after the
+arguments in the table below. These arguments are public, so its result needs no accounting. A map
+of images sees each image alone, and must not have been made from private images
+(`bam.features.extraction`).
 
 ================ ================================================= ============================
 section          your function                                     returns
@@ -50,8 +51,10 @@ from bam.training.schedules import Schedule
 with needs("train"):
     from ml_collections import ConfigDict
 
-FEATURES = {  # each is imported when it is used
-    "backbone": Part("bam.features.backbone:backbone"),  # its user declares the weights' origin
+# As texts, so that a run imports no map but its own.
+FEATURES = {
+    # Without words: only the user knows where the weights came from, and declares it.
+    "backbone": Part("bam.features.backbone:backbone"),
     "prior": Part(
         "bam.features.prior:prior",
         ("digest",),
@@ -76,6 +79,8 @@ def _sgd(
 
     Source: De et al. 2022 (arXiv 2204.13650). One learning rate then fits many C.
     """
+    # With momentum 0, optax would keep a trace as large as the weights. A traced momentum cannot be
+    # compared with 0; the caller passes a 0 untraced.
     sgd = optax.sgd(learning_rate, momentum or None if is_known(momentum) else momentum)
     if per_clip_norm and is_known(clip_norm) and not 0 < clip_norm < math.inf:
         raise InputError("optimizer.per_clip_norm: a run that is not private has no clip norm")
@@ -118,19 +123,22 @@ SECTIONS = {
 
 
 def public_options(section: str, name: str) -> tuple[str, ...]:
-    """The options of one of bam's parts that a release repeats; () for any other part."""
+    """The options of one of bam's parts that a release repeats; () for a part of the user's."""
     row = SECTIONS[section].rows.get(str(name)) if section in SECTIONS else None
     return row.public_options if row else ()
 
 
 def words(section: str, name: str) -> str:
-    """The words of PRIVACY.md on one of bam's parts; "" for any other part."""
+    """The sentence of PRIVACY.md on one of bam's parts; "" for none, or a part of the user's."""
     row = SECTIONS[section].rows.get(str(name))
     return "" if row is None or isinstance(row, Method) else row.words
 
 
 def options_of(section: str, name: str) -> dict[str, Any]:
-    """The options of a part beside its section's keys, with their defaults: `named.options_of`."""
+    """The options of a part, with their defaults, as `named.options_of` returns them.
+
+    {} for a name that bam does not have.
+    """
     part = SECTIONS[section]
     if ":" in name:
         return named.options_of(named.imported(section, name), part.num_given)
@@ -139,15 +147,15 @@ def options_of(section: str, name: str) -> dict[str, Any]:
         return {}
     if isinstance(row, Method):
         return dict(row.options)
-    known = named.options_of(row.make, part.num_given)
-    return {x: known[x] for x in row.public_options}
+    defaults = named.options_of(row.make, part.num_given)
+    return {x: defaults[x] for x in row.public_options}
 
 
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
-    """The oracle that a config's `method` section describes.
+    """The oracle of a config's `method` section.
 
-    That of "non_private" is DP-SGD's, to be used without clipping and noise. InputError for an
-    unknown name, missing or surplus parameters, or values out of range.
+    The oracle of "non_private" is that of DP-SGD, to be used without clipping and noise. InputError
+    for an unknown name, missing or surplus options, or values out of range.
     """
     options = {k: v for k, v in method.items() if k != "ascent_params"}
     if method.get("ascent_params"):
@@ -169,11 +177,12 @@ def make_gradient(
 
 
 def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> BoundedTransformation:
-    """The per-example transform that a config's `clip` section describes, of finite sensitivity.
+    """The per-example transform of a config's `clip` section, with finite sensitivity.
 
-    Of a run that is not private it is one that bounds nothing. InputError as `make_oracle`, for a C
-    that cannot be, or if the transform declares no finite bound.
+    For a run that is not private, it bounds nothing. InputError as `make_oracle`, for a C that is
+    not positive and finite, or if the transform declares no finite bound.
     """
+    # Diagnostics of a run without privacy need a clip, too.
     if not plan.private:
         return clipping.clip_by_l2_norm(math.inf)
     if not 0 < clip_norm < math.inf:
@@ -186,19 +195,25 @@ def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> Bound
 def make_optimizer(
     section: ConfigDict, plan: PrivacyPlan, clip_norm: float, sensitivity: Number
 ) -> optax.GradientTransformation:
-    """What follows the noise, as a config's `optimizer` section says: post-processing.
+    """The optax transform of a config's `optimizer` section; it follows the noise.
 
-    Numbers of ours are arguments of what is compiled; but for 0, which removes a part of it.
+    It is post-processing. If the optimizer is bam's, the peak of the learning rate, C and the float
+    options are arguments of the compiled step, so that other values compile nothing. An option that
+    is 0 is compiled in, because it may remove a part of the step.
     """
     options = section.to_dict()
     schedule, peak = schedule_of(section, plan), options.pop("learning_rate")
     for key in ("schedule", "warmup_steps"):
         options.pop(key, None)
     rate = schedules.learning_rate(schedule, peak)
-    given = {**options, "learning_rate": rate}
-    optimizer: optax.GradientTransformation = make("optimizer", given, plan, clip_norm, sensitivity)
+    settings = {**options, "learning_rate": rate}
+    # bam's optimizers are made here, too, because this checks their options.
+    optimizer: optax.GradientTransformation = make(
+        "optimizer", settings, plan, clip_norm, sensitivity
+    )
     if ":" in section.name:
         return optimizer
+    # All constant rates are one structure, whatever the number of steps.
     schedule = schedule if callable(rate) else Schedule()
     numbers = {k: v for k, v in options.items() if type(v) is float and v != 0}
     structure = {k: v for k, v in options.items() if k not in {"name", *numbers}}
@@ -211,24 +226,28 @@ def make_optimizer(
 
 
 def schedule_of(section: ConfigDict, plan: PrivacyPlan) -> Schedule:
-    """How the learning rate of a config's `optimizer` section changes over the plan's steps."""
+    """The schedule of a config's `optimizer` section, over the steps of the plan."""
+    # The section of a user's optimizer may lack these keys.
     name, warmup_steps = section.get("schedule", "constant"), section.get("warmup_steps", 0)
     return Schedule(name, warmup_steps, plan.training_steps)
 
 
-def _ours(
+def _from_numbers(
     row: Any, structure: JsonObject, schedule: Schedule, numbers: JsonObject, peak: Number
 ) -> optax.GradientTransformation:
+    """One of bam's optimizers, made while a step is traced, whose arguments its numbers are."""
     rate = schedules.learning_rate(schedule, peak)
+    # No row reads the plan or S, which would be constants of the program.
     optimizer: optax.GradientTransformation = row(
         plan=None, sensitivity=None, learning_rate=rate, **structure, **numbers
     )
     return optimizer
 
 
+# Two functions of the module, not closures: a closure would be new in each run, and compile anew.
 def _init_optimizer(*args: Any) -> PyTree:
     *optimizer, params = args
-    return _ours(*optimizer).init(params)
+    return _from_numbers(*optimizer).init(params)
 
 
 def _update_optimizer(
@@ -237,13 +256,13 @@ def _update_optimizer(
     schedule: Schedule,
     numbers: JsonObject,
     peak: Number,
-    *given: Any,
+    *args: Any,
 ) -> tuple[PyTree, PyTree]:
-    return _ours(row, structure, schedule, numbers, peak).update(*given)
+    return _from_numbers(row, structure, schedule, numbers, peak).update(*args)
 
 
 def make_model(section: ConfigDict, num_classes: int) -> models.Network:
-    """The network that a config's `model` section describes, from batches of inputs to logits."""
+    """The network of a config's `model` section, from batches of inputs to logits."""
     if ":" not in section.name:
         return models.create(num_classes=num_classes, **section)
     network: models.Network = make("model", section.to_dict(), num_classes)
@@ -251,34 +270,45 @@ def make_model(section: ConfigDict, num_classes: int) -> models.Network:
 
 
 def make_loss(section: ConfigDict) -> losses.Loss:
-    """The loss that a config's `loss` section describes."""
+    """The loss of a config's `loss` section."""
     loss: losses.Loss = make("loss", set_keys(section, ""))
     return loss
 
 
 def make_features(section: ConfigDict) -> extraction.FeatureMap | None:
-    """The map of images that a config's `features` section describes; None: pixels as they are."""
+    """The map of images of a config's `features` section; None if the run reads pixels."""
     options = set_keys(section, "cache")
-    if not any(options.values()):  # neither a name nor anything that needs one
+    # An option without a name is not ignored: `make` refuses the name "".
+    if not any(options.values()):
         return None
     feature_map: extraction.FeatureMap = make("features", {"name": "", **options})
     return feature_map
 
 
 def set_keys(section: ConfigDict, left_out: str) -> JsonObject:
-    """What is set of a section, be it False, 0 or "": all but None and the key to leave out."""
+    """The keys of a section that are not None, also False, 0 and "", without the one left out."""
     return {k: v for k, v in section.items() if v is not None and k != left_out}
 
 
-def make(section: str, options: JsonObject, *given: Any) -> Any:
-    """What a section names makes of what it is given and the section's options."""
+def make(section: str, options: JsonObject, *args: Any) -> Any:
+    """The part that a section names, from its function.
+
+    Args:
+      section: one of `SECTIONS`.
+      options: the section's keys; `name` is removed from them.
+      *args: bam's arguments, see the table at the top.
+
+    Raises:
+      InputError: for an unknown name, options that the function does not take, or a result that
+        lacks a name in the section's `returned`; and for a ValueError of the user's function.
+    """
     name, rows = options.pop("name"), SECTIONS[section].rows
     if ":" not in name and name not in rows:
         raise InputError(
             f"unknown {section} {name!r}; choose from {', '.join(rows)}, or MODULE:FUNCTION"
         )
     maker = named.imported(section, name) if ":" in name else rows[name].make
-    part = named.call(f"{section} {name}", maker, *given, **options)
+    part = named.call(f"{section} {name}", maker, *args, **options)
     if missing := [x for x in SECTIONS[section].returned if not hasattr(part, x)]:
         raise InputError(
             f"{section} {name} returns a {type(part).__name__}, without {', '.join(missing)}: see "

@@ -36,7 +36,7 @@ class PublicData(NamedTuple):
 
 
 def origin(name: str, quantile: float, num_steps: int) -> str:
-    """What a config's `clip_norm_from` says of a C that was measured so.
+    """The text for a config's `clip_norm_from`: how C was measured.
 
     Examples:
       >>> origin("digits", 0.5, 20)
@@ -48,10 +48,9 @@ def origin(name: str, quantile: float, num_steps: int) -> str:
 def clip_norm(
     config: ConfigDict, public: PublicData, quantile: float, num_steps: int, shape: tuple[int, ...]
 ) -> float:
-    """C for a config's model and images of a shape, from public data: `clip_norm_from_public`.
+    """C for a config's model and images of a shape, from `clip_norm_from_public`.
 
-    Raises InputError if those are the private data set, for a run whose gradients are not those
-    that are measured, or as `clip_norm_from_public`.
+    Raises InputError as `check` and `clip_norm_from_public`.
     """
     check(config, public)
     return clip_norm_from_public(
@@ -64,13 +63,15 @@ def clip_norm(
 
 
 def check(config: ConfigDict, public: PublicData) -> None:
-    """InputError if public data are a config's private ones, or its gradients are of other kind."""
+    """InputError if the public data are the private ones, or the config's gradients are others."""
     private = config.dataset
+    # C of the private data would be a release without noise.
     same_name = public.name == private.name
-    if private.name == "folder" or ":" in private.name:  # one name, many data sets
+    if private.name == "folder" or ":" in private.name:  # names of many data sets
         same_name &= (public.source, public.path) == (private.source, private.path)
+    # One folder has many spellings, such as relative ones and links.
     paths = [files.user_path(x.path).resolve() for x in (public, private) if x.path]
-    same_path = len(paths) == 2 and paths[0] == paths[1]  # whichever way either is written
+    same_path = len(paths) == 2 and paths[0] == paths[1]
     if same_name or same_path:
         raise InputError(f"the public data set {public.name!r} is the private data set")
     refused = {
@@ -82,7 +83,9 @@ def check(config: ConfigDict, public: PublicData) -> None:
     }
     for why, is_so in refused.items():
         if is_so:
-            raise InputError(f"no clip norm from public data: {why}")
+            raise InputError(
+                f"no clip norm from public data: {why}; set --config.clip_norm by hand"
+            )
 
 
 def clip_norm_from_public(
@@ -92,17 +95,23 @@ def clip_norm_from_public(
     quantile: float,
     num_steps: int,
 ) -> float:
-    """A quantile of the gradient norms of the same kind of model on public data: C > 0.
+    """C > 0, a quantile of the gradient norms of a model of the same kind on public data.
 
-    The model (its section of a config) is trained from scratch, non-privately, for so many NAdam
-    steps of 128 examples on the public images, resized to the private ones' `(height, width,
-    channels)`; then the norm of every public example's gradient is taken. No private example is
-    read, so the choice costs no privacy. Nothing of the model is kept. The same arguments give the
-    same number on one machine.
+    The model is trained from scratch, non-privately, with NAdam and batches of 128 examples. Then
+    the norm of every public example's gradient is computed, and the model is dropped. No private
+    example is read, so the choice costs no privacy. On one machine, the same arguments give the
+    same number.
+
+    Args:
+      public: the public images and labels.
+      shape: `(height, width, channels)` of the private images; the public ones are resized to it.
+      model: the `model` section of a config.
+      quantile: in (0, 1].
+      num_steps: the number of training steps, at least 0.
 
     Raises:
-      InputError: for a quantile outside (0, 1], a negative number of steps, other channels than the
-        private images', or a quantile that is zero or not finite.
+      InputError: for an argument out of range, if the public images have other channels than the
+        private ones, or if the quantile of the norms is zero or not finite.
     """
     if not 0 < quantile <= 1:
         raise InputError(f"the quantile must be above 0 and at most 1, got {quantile}")
@@ -118,7 +127,8 @@ def clip_norm_from_public(
     images, labels = (jnp.asarray(x) for x in public.train[:2])
 
     def prepared(image: Array, label: Array) -> PyTree:
-        """An example, made when it is read: as floats all images take four times the memory."""
+        """An example from a stored image."""
+        # Made when it is read, because float images take four times the memory of stored ones.
         image = jax.image.resize(datasets.normalize(public, image), shape, "bilinear")
         return {"image": image[None], "label": label}
 
@@ -133,6 +143,7 @@ def clip_norm_from_public(
         updates, opt_state = optimizer.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
+    # Fixed seeds: nothing here is private, and C must be the same if it is measured again.
     params = init(jax.random.key(0))
     opt_state = optimizer.init(params)
     draw = np.random.default_rng(0)
@@ -140,11 +151,12 @@ def clip_norm_from_public(
         rows = draw.integers(len(labels), size=BATCH_SIZE)
         params, opt_state = step(params, opt_state, images[rows], labels[rows])
 
+    # The engine's sum computes the norms microbatch by microbatch; here it has nothing to add.
     def norm_of(params: Params, row: tuple[Array, Array]) -> tuple[tuple[()], Array]:
         return (), pytree.l2_norm(jax.grad(loss)(params, prepared(*row)))
 
     _, norms = jax.jit(functools.partial(per_example_sum, norm_of))(params, (images, labels))
     norm = float(jnp.quantile(norms, quantile))
-    if not 0 < norm < float("inf"):
+    if not 0 < norm < float("inf"):  # NaN, too
         raise InputError(f"the {quantile:g} quantile of gradient norms on {public.name} is {norm}")
     return norm

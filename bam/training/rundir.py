@@ -1,4 +1,4 @@
-"""The files a run writes into its workdir."""
+"""The files that a run writes into its workdir, besides those of its `PrivateRun`."""
 
 import json
 import math
@@ -37,12 +37,13 @@ class RunFiles:
     """Writes the files of a run besides those of its `PrivateRun`; a context manager.
 
     They are `config.json`, `metrics.jsonl` with the rows in `rows`, TensorBoard events, and at the
-    end `summary.json`. With `workdir=None` it writes nothing; of several processes, only the first
-    writes. Folders of a finished run or another config are refused, so no result is overwritten.
+    end `summary.json`. With `workdir=None` it writes nothing. If there are several processes, only
+    the first writes. The folder of a finished run or of another config is refused, so no result is
+    overwritten.
     """
 
     def __init__(self, workdir: Path | None, config: ConfigDict) -> None:
-        """Checks the workdir, and writes nothing; raises as `check_resumable`."""
+        """Checks the workdir without writing to it; raises as `check_resumable`."""
         self.rows: list[JsonObject] = []
         self._workdir, self._config = workdir, config
         self._writes = workdir is not None and processes.writes()
@@ -55,21 +56,22 @@ class RunFiles:
         rows = read_rows(self._workdir) if self._workdir else []
         counts = [row.get("steps_begun", 0) for row in rows]
         if not all(type(x) is int for x in counts):
-            raise InputError(f"{self._workdir}/{METRICS} is damaged: steps_begun is no number")
+            raise InputError(f"{self._workdir}/{METRICS} is damaged: steps_begun is not an integer")
         return max(counts, default=0)
 
     def begin(self) -> None:
-        """Writes the config, once this process has locked the folder; raises as `__init__`."""
+        """Writes the config; call it after locking the folder. Raises as `check_resumable`."""
         if self._workdir is not None and self._writes:
-            check_resumable(self._workdir, self._config)  # another process may have finished it
+            # Before the lock, another process may have finished the run.
+            check_resumable(self._workdir, self._config)
             write_json(self._workdir / "config.json", as_json(self._config))
 
     def start_after(self, step: int) -> None:
-        """Opens the metrics and drops rows after `step`; -1 is a fresh start."""
+        """Opens the metrics and drops rows after `step`; -1 drops all."""
         if self._workdir is None:
             return
         rows = read_rows(self._workdir)
-        # A resumed run takes steps after its checkpoint again, and makes their rows anew.
+        # A resumed run takes the steps after its checkpoint again, and writes their rows again.
         self.rows = [row for row in rows if row.get("step", math.inf) <= step]
         if not self._writes:
             return
@@ -92,7 +94,7 @@ class RunFiles:
         if not self._writes:
             return
         self._metrics.write(json.dumps(row, allow_nan=False) + "\n")
-        # A row is on the disk before it is shown.
+        # A row that a user sees must survive a crash, so it is on the disk before it is printed.
         to_disk(self._metrics)
         for name, value in row.items():
             if name != "step" and value is not None:
@@ -105,21 +107,23 @@ class RunFiles:
 
 
 def read_rows(workdir: Path) -> list[JsonObject]:
-    """The rows of a run's `metrics.jsonl`, without one that a killed process wrote in part."""
+    """The complete rows of a run's `metrics.jsonl`."""
     path = workdir / METRICS
-    check_replaceable(path)  # a pipe would be waited for
+    check_replaceable(path)  # reading a pipe would wait for a writer
     lines = path.read_bytes().splitlines() if path.exists() else []
+    # A process that was killed while it wrote may have left part of a row.
     return [as_object(line, path) for line in lines if line.endswith(b"}")]
 
 
 def finite(row: JsonObject) -> JsonObject:
-    """The row with None for numbers that are not finite, which JSON cannot hold."""
-    none = {k for k, x in row.items() if isinstance(x, float) and not math.isfinite(x)}
-    return row | dict.fromkeys(none)
+    """The row with None for NaN and infinity, which JSON lacks."""
+    nonfinite = {k for k, x in row.items() if isinstance(x, float) and not math.isfinite(x)}
+    return row | dict.fromkeys(nonfinite)
 
 
 def divergence(row: JsonObject) -> str:
-    """A line if the test loss of a row or a summary is not finite, otherwise ""."""
+    """A line if the test loss of a row or a summary is not finite; "" otherwise."""
+    # `finite` made it None. A row without an evaluation has no such key.
     if row.get("test_loss", 0.0) is None:
         return "training diverged: the test loss is not a finite number"
     return ""
@@ -132,7 +136,8 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         ledger = workdir / "steps_begun"
         if (workdir / "checkpoints").exists() or (ledger.is_file() and ledger.stat().st_size):
             raise InputError(
-                f"{workdir} has steps of a run but no config.json; choose another --workdir"
+                f"{workdir} holds steps of a run, but its config.json is missing; choose another "
+                "--workdir"
             )
         return
     if differs := _difference(read_json(workdir / "config.json"), config):
@@ -146,24 +151,25 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 
 
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
-    """The first differing key that may not change, with both values; "" if there is none."""
-    recorded, wanted = flat(recorded), flat(as_json(config))
-    # Names first: another method also has other keys, which say less.
-    for key in sorted(recorded | wanted, key=lambda key: (not key.endswith(".name"), key)):
-        if recorded.get(key) != wanted.get(key) and key not in CHANGEABLE:
-            return f"{key} = {recorded.get(key)!r}, not {wanted.get(key)!r}"
+    """The first differing key that must not change, with both values; "" if all agree."""
+    recorded, current = flat(recorded), flat(as_json(config))
+    # Names first: another method also has other options, and its name explains the difference.
+    for key in sorted(recorded | current, key=lambda key: (not key.endswith(".name"), key)):
+        if recorded.get(key) != current.get(key) and key not in CHANGEABLE:
+            return f"{key} = {recorded.get(key)!r}, not {current.get(key)!r}"
     return ""
 
 
 def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
-    """The recorded plan of an unfinished run of a config, see `bam.privacy.run`."""
+    """The plan that an unfinished run in a workdir recorded, see `bam.privacy.run`."""
     return run.recorded_plan(
         workdir, config.epsilon if methods.is_private(config.method.name) else None
     )
 
 
 def as_json(config: ConfigDict) -> JsonObject:
-    """A config as in `config.json`; infinity is the word that sets it again."""
+    """A config as in `config.json`; infinity is the text "Infinity", which sets it again."""
+    # `parse_constant` gets "Infinity" and "NaN", which strict JSON lacks.
     nested: JsonObject = json.loads(config.to_json_best_effort(), parse_constant=str)
     return nested
 

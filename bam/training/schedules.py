@@ -1,4 +1,4 @@
-"""Learning rates that change over a run: public, since they read the number of the step alone."""
+"""Schedules of the learning rate: public, because they depend only on the step's number."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ SCHEDULES: dict[str, Callable[[Number, int], optax.Schedule]] = {
 
 
 class Schedule(NamedTuple):
-    """How a learning rate changes: a name of `SCHEDULES`, steps of warm-up, and of the run."""
+    """A schedule: its name in `SCHEDULES`, the number of warm-up steps and that of all steps."""
 
     name: str = "constant"
     warmup_steps: int = 0
@@ -26,11 +26,11 @@ class Schedule(NamedTuple):
 
 
 def learning_rate(schedule: Schedule, peak: Number) -> Number | optax.Schedule:
-    """The rate of each step, from 0: up to the peak in a line, then as the schedule says.
+    """The rate as a function of the step, which counts from 0; a number if it never changes.
 
-    The first of W steps of warm-up has the rate peak / W. A rate that never changes is a number,
-    and one that JAX traces the peak of changes nothing that is compiled. InputError for a schedule
-    that is unknown, or a warm-up that takes the whole run.
+    It rises linearly to the peak in W steps of warm-up, from peak / W in step 0, and then follows
+    the schedule. The peak may be traced, so that another peak compiles nothing. InputError for an
+    unknown schedule, or if the warm-up takes the whole run.
 
     Examples:
       >>> rate = learning_rate(Schedule("linear", 2, 6), 1.0)
@@ -50,12 +50,14 @@ def learning_rate(schedule: Schedule, peak: Number) -> Number | optax.Schedule:
     after = SCHEDULES[name](peak, num_steps - warmup_steps)
     if not warmup_steps:
         return after
+    # From step 0 to step W - 1 there are W - 1 increments. With W = 1, step 0 has the peak, but
+    # optax wants a positive number.
     up = optax.linear_schedule(peak * (1 / warmup_steps), peak, max(1, warmup_steps - 1))
     return optax.join_schedules([up, after], [warmup_steps])
 
 
 def in_words(schedule: Schedule) -> str:
-    """What the plan says of it; "" of a rate that never changes."""
+    """The words on the rate in the printed plan; "" for a constant rate."""
     falls = {"constant": "", "linear": "falls to 0 in a line", "cosine": "falls to 0 as a cosine"}
     rises = (
         f"rises over {files.counted(schedule.warmup_steps, 'step')}"

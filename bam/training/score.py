@@ -1,9 +1,9 @@
-"""The score of a trial: how many images it classifies correctly, with noise, in integers.
+"""The score of a trial: the number of correctly classified images, with noise, in integers.
 
-One example more or less, there or exchanged, changes the number of correct predictions by at most
-1, for images that were trained on and for held-out ones (`datasets.hold_out`): the sensitivity is
-1. Each image is classified alone, by one compiled program, so that no other image, and not how many
-there are, decides how its logits are rounded.
+If one example is added, removed or exchanged, the number of correct predictions changes by at most
+1, on training images and on held-out ones (`datasets.hold_out`). So the sensitivity is 1. One
+compiled program classifies each image alone, so the rounding of an image's logits depends neither
+on other images nor on their number.
 """
 
 import math
@@ -19,16 +19,17 @@ from bam.data.stream import StoredImages
 from bam.training import devices
 from bam.training.trainer import Trainer
 
-TOGETHER = 4096  # images that stay in files are read so many at a time
+TOGETHER = 4096  # images that are read from files at once
 
 
 def unit_of(noise_multiplier: float) -> int:
-    """u, what one image counts in a noised score: the largest number with 2^20 / u ≥ τ."""
+    """u, the weight of one image in a noised score: the largest integer with 2^20 / u ≥ τ."""
+    # Rounded down: a larger unit would have less noise than τ.
     return math.floor(gaussian.NOISE_STD / noise_multiplier)
 
 
 def num_correct(trainer: Trainer, params: Params, split: Split) -> int:
-    """How many images of a split are classified correctly. NOT PRIVATE."""
+    """The number of images of a split that are classified correctly. NOT PRIVATE."""
 
     @jax.jit
     def count(params: Params, rows: Split) -> Array:
@@ -36,6 +37,7 @@ def num_correct(trainer: Trainer, params: Params, split: Split) -> int:
             images, labels = (x[None] for x in row)
             return trainer.evaluate(params, images, labels)[0]
 
+        # `lax.map` takes the images one by one; a batch's size would change how logits are rounded.
         return jnp.sum(jax.lax.map(one, rows))
 
     if not isinstance(split.images, StoredImages):
@@ -48,15 +50,15 @@ def num_correct(trainer: Trainer, params: Params, split: Split) -> int:
 
 
 def noised(num_correct: int, noise_multiplier: float, key: UInt32[Array, "8"]) -> int:
-    """A number, which one example changes by at most 1, with Gaussian noise, times `unit_of` τ.
+    """The noised count n·u + round(Z), an integer, with u = `unit_of(τ)` and Z ~ N(0, 2^40).
 
-    n becomes n·u + round(Z), Z of standard deviation 2^20: a rounding of the Gaussian mechanism
-    with noise multiplier 2^20 / u ≥ τ, exact as the noise of training is (`bam.core.gaussian`).
+    If one example changes n by at most 1, this is a rounding of the Gaussian mechanism with noise
+    multiplier 2^20 / u ≥ τ. The noise is as exact as that of training (`bam.core.gaussian`).
 
     Args:
       num_correct: n.
       noise_multiplier: τ, from 0.01 to 2^20.
-      key: as `bam.secret_key()` makes it; nothing else uses it.
+      key: as from `bam.secret_key()`; it must not be used for anything else.
     """
     unit = unit_of(noise_multiplier)
     return num_correct * unit + int(gaussian.GaussianNoise(key, 1.0).draws_of_device(1)[0])

@@ -45,8 +45,8 @@ class TrainState(NamedTuple):
       clip: state of the per-example transform, made from privatised values alone.
       private_grad: the last privatised gradient; zeros before the first step.
       augment_key: the key of all random views; (step, example) are folded into it.
-      num_nonfinite: number of per-example gradients dropped so far for NaN or infinity. NOT
-      PRIVATE.
+      num_nonfinite: number of per-example gradients dropped so far because they were not finite.
+        NOT PRIVATE.
       frozen: the weights that are not trained; an empty tree if all are trained (see
       `finetune.py`).
     """
@@ -69,7 +69,10 @@ class TrainState(NamedTuple):
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parts:
-    """The parts of the functions below, with the numbers that are their arguments.
+    """The parts of a run, as the first argument of the functions below.
+
+    It is a pytree whose leaves are the numbers in the parts, such as σ and the learning rate, so
+    that other numbers compile nothing.
 
     Attributes:
       oracle: the method, for `loss`.
@@ -117,9 +120,9 @@ def take(
 ) -> TrainState:
     """One training step: Algorithm 2 of arXiv 2308.12018, on a train split on the devices.
 
-    The sum of bounded gradients, with noise of deviation σ·S, is divided by the plan's l, which is
-    public. Without privacy, it is the sum of gradients of the same batches, divided by l. If data
-    are streamed, the split holds the batch's rows, in their order.
+    The gradient is the sum of bounded gradients, with noise of standard deviation σ·S, divided by
+    the plan's l, which is public. Without privacy, it is the sum of gradients of the same batch,
+    divided by l. If data are streamed, the split holds the batch's rows, in their order.
     """
     # Rows become examples inside the sum: K views of a whole batch would not fit the memory.
     oracle, example_at = parts.oracle, parts.example_at(state, train)
@@ -135,10 +138,12 @@ def take(
             parts.mean,
             **sharing,
         )
-        # Dropped examples have a norm that is not finite. Their number is not private.
+        # Dropped examples have a norm that is not finite. Their number has no noise, so it must not
+        # enter anything below.
         num_nonfinite = state.num_nonfinite + jnp.sum(~jnp.isfinite(norms))
         state = state._replace(num_nonfinite=num_nonfinite, **after._asdict())
     else:
+        # One backward pass for a microbatch: without a clip, no example needs its own gradient.
         total = plain_sum(
             lambda params, row: parts.loss(params, example_at(row)), state.params, rows, **sharing
         )
@@ -153,7 +158,7 @@ def descend(
     optimizer: optax.GradientTransformation,
     ema_decay: Number | None,
 ) -> TrainState:
-    """Updates weights by an optax transform of a gradient, and their average."""
+    """Updates the weights with an optax transform of the gradient, and then their average."""
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     return state._replace(
@@ -171,6 +176,7 @@ def _average(
     """One step of the EMA of De et al. 2022, whose decay warms up as (1 + t)/(10 + t)."""
     if decay is None:
         return params
+    # Without the warm-up, the random initial weights would dominate the average for long.
     decay_now: Float[Array, ""] = jnp.minimum(decay, (1 + step) / (10 + step))
     return optax.incremental_update(params, averaged, 1 - decay_now)
 
@@ -191,6 +197,7 @@ def evaluate(
     those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
     """
     outputs = model.logits(params, prepare(images), DENSE)
+    # Some losses, such as that of a regression, have no accuracy.
     right = criterion.right or (lambda output, label: jnp.zeros(()))
     losses, is_right = (
         jax.vmap(f)(outputs, jnp.asarray(labels)) for f in (criterion.of_output, right)
@@ -224,20 +231,21 @@ def means(
             **parts.sharing,
         )
 
-    # DP-SGD's own gradients are the plain ones, so one pass is enough.
-    own, plain = parts.oracle, oracles.dp_sgd(parts.loss)
-    if pytree.same_structure(own, plain):
-        return (both := means_of(own)), both
-    return means_of(own), means_of(plain)
+    # The gradients of DP-SGD are the plain ones, so one pass is enough.
+    plain = oracles.dp_sgd(parts.loss)
+    if pytree.same_structure(parts.oracle, plain):
+        return (both := means_of(plain)), both
+    return means_of(parts.oracle), means_of(plain)
 
 
 def diagnose(
     parts: Parts, state: TrainState, train: datasets.Split, indices: Array | np.ndarray
 ) -> dict[str, Float[Array, ""]]:
     """The figures of `diagnostics.describe` for `means`, and the loss `plain/loss`. NOT PRIVATE."""
-    own, plain = means(parts, state, train, indices)
+    method, plain = means(parts, state, train, indices)
     example_at = parts.example_at(state, train)
     params = finetune.merge(state.params, state.frozen)
+    # In microbatches, because the views of all examples would not fit the memory.
     losses = jax.lax.map(
         lambda row: parts.model.loss(params, example_at(row), DENSE),
         examples.rows(parts.inputs, train, indices),
@@ -248,8 +256,8 @@ def diagnose(
         mean = parts.mean
         noise_std = mean.noise_multiplier * parts.clip.sensitivity * parts.noise_norm
         noise_std /= mean.expected_batch_size
-    measured = diagnostics.describe(own, plain, state.private_grad, noise_std)
-    return measured | {"plain/loss": jnp.mean(losses)}
+    figures = diagnostics.describe(method, plain, state.private_grad, noise_std)
+    return figures | {"plain/loss": jnp.mean(losses)}
 
 
 def first_state(
@@ -261,8 +269,8 @@ def first_state(
 ) -> TrainState:
     """The state before the first step, without aliased buffers, so that it can be donated.
 
-    `init` makes `(trained, frozen)` weights from a key; the strategy is that of the noise. No
-    network compiles anything for it, see `bam.models.interpreter`.
+    `init` makes `(trained, frozen)` weights from a key; `strategy` is the correlation of the noise.
+    `bam.models.interpreter` computes the state without a compilation.
     """
 
     def state(weights_key: Array, noise_key: Array, augment_key: Array) -> TrainState:
@@ -290,9 +298,11 @@ def first_state(
 
 def step_key(state: TrainState) -> Array:
     """The key of the next step's views."""
+    # `step` counts the steps taken, so it is the number of the next one, from 0.
     return jax.random.fold_in(state.augment_key, state.step)
 
 
 def stream_key(seed: int, label: str) -> Array:
-    """The JAX key of a seed's stream "weights" or "views", for any default generator of JAX."""
+    """The JAX key of a seed's stream "weights" or "views"."""
+    # Named, because a user may choose another default generator, with keys of another size.
     return jax.random.wrap_key_data(jnp.asarray(host_key(seed, label)), impl="threefry2x32")

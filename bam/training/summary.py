@@ -1,4 +1,4 @@
-"""The facts of a finished run in `summary.json`, which a release repeats."""
+"""The summary of a finished run: the fields of `summary.json`, which a release repeats."""
 
 import functools
 from collections.abc import Sequence
@@ -21,17 +21,17 @@ def summarize(
     outputs: np.ndarray | None = None,
     processes: Sequence[JsonObject] = (),
 ) -> JsonObject:
-    """The facts of a finished run for `summary.json`; ε and C are None without privacy.
+    """The fields of `summary.json` for a finished run; ε and C are None without privacy.
 
     Args:
-      trainer: of the run.
-      seed: of the run.
+      trainer: the trainer of the run.
+      seed: the seed of the run.
       last_row: the last row of its metrics.
-      outputs: outputs for the test images; None makes no figures.
+      outputs: the outputs for the test images; None leaves the loss's figures out.
       processes: the processes that took its steps, from `bam.privacy.ledger.read_processes`. The
         device, versions and commit beside them belong to the process that ended the run.
     """
-    pixels = trainer.normalisation  # its source is left out: a path of the user's
+    pixels = trainer.normalisation
     classes = [str(name) for name in trainer.dataset.classes]
     return {
         "method": trainer.config.method.name,
@@ -45,6 +45,7 @@ def summarize(
         "loss": trainer.config.loss.name,
         "features": trainer.config.features.name,
         "features_digest": trainer.features_digest,
+        # The last two fields are the origin of the others, which may be a path of the user's.
         "normalisation": pixels and {x: pixels._asdict()[x] for x in pixels._fields[:4]},
         "model": trainer.config.model.name,
         "num_params": trainer.num_params,
@@ -61,9 +62,10 @@ def summarize(
         "steps_taken": last_row["step"],
         "steps_begun": last_row["steps_begun"],
         "processes": list(processes),
+        # A loss without an accuracy, and a run without an evaluation, have the key too.
         **{"test_accuracy": None}
         | {key: value for key, value in last_row.items() if key.startswith("test_")},
-        **judged_figures(trainer, outputs),
+        **loss_figures(trainer, outputs),
         "seconds": last_row["seconds"],
         "device": devices.name(),
         "num_devices": trainer.mesh.size if trainer.mesh else 1,
@@ -73,13 +75,17 @@ def summarize(
     }
 
 
-def judged_figures(trainer: Trainer, outputs: np.ndarray | None) -> JsonObject:
-    """The loss's figures; `{"figures": None}` if an output is not finite."""
+def loss_figures(trainer: Trainer, outputs: np.ndarray | None) -> JsonObject:
+    """The loss's figures of the test outputs, under `figures`; None if an output is not finite.
+
+    {} without outputs, or if the loss has no figures.
+    """
     figures = trainer.criterion.figures
     if figures is None or outputs is None:
         return {}
     if not np.isfinite(outputs).all():
         return {"figures": None}
+    # Targets were scaled for training; a reader wants the units of the table.
     in_units = functools.partial(datasets.in_units, trainer.dataset)
     labels, names = np.asarray(trainer.dataset.test.labels), trainer.dataset.classes
     return figures(in_units(outputs), in_units(labels), names)

@@ -1,4 +1,4 @@
-"""A run as one thing: everything a config says, checked, planned and made, once each."""
+"""From a config to a `Trainer`: its values are checked, its privacy planned and its parts made."""
 
 import dataclasses
 import functools
@@ -41,9 +41,10 @@ Output = TypeVar("Output")
 def compiled(
     function: Callable[..., Output], *, donate: tuple[int, ...] = ()
 ) -> functools.cached_property[Callable[..., Output]]:
-    """A method that is compiled when it is first called, once for all trainers of a structure.
+    """A method from a function of `Parts`, compiled on its first call.
 
-    `donate` are those arguments, counted without `self`, whose memory the result may take.
+    Trainers of the same structure share the program. `donate` are the arguments, counted without
+    the parts, whose memory the result may take.
     """
 
     def bound(self: "Trainer") -> Callable[..., Output]:
@@ -54,24 +55,25 @@ def compiled(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trainer:
-    """A run's settings and parts, and the functions that they make; it serves any number of seeds.
+    """The settings and parts of a run, and its compiled functions; it serves any number of seeds.
 
     Attributes:
       config: the configuration it was built from.
-      dataset: the data, on the host; of users, see `users.grouped`.
+      dataset: the data, on the host; if users are protected, see `users.grouped`.
       plan: the privacy plan of a run.
-      criterion: the loss of an image, and how outputs are judged.
+      criterion: the loss of one output, with its accuracy and metrics.
       model: the network as functions of its parameters, for per-example gradients.
-      loss: that of an example as a function of the trained parameters; it has the `frozen` ones.
-      oracle: the method, of that loss.
-      clip: the per-example transform; of a run that is not private one that bounds nothing.
-      optimizer: what follows the noise.
-      weights: those that training begins from, if they are not random.
-      features_digest: SHA-256 of the weights that features were made with; "": of none.
-      normalisation: what pixels these weights expect, or those of features, if anything says it.
+      loss: the loss of an example as a function of the trained parameters; the example holds the
+        `frozen` ones.
+      oracle: the method, for `loss`.
+      clip: the per-example transform; it bounds nothing if the run is not private.
+      optimizer: the optax transform after the noise.
+      weights: the weights that training begins from, for parameters that are not random.
+      features_digest: SHA-256 of the weights of the map of images; "" without such weights.
+      normalisation: the normalisation of pixels that the weights, or those of the map, expect;
+        None if neither is used.
       mesh: the devices that share the work, see `bam.training.devices`; None for a single one.
-      audited_step: what is taken in the place of `step`, by whoever watches or breaks a run; None:
-        nothing.
+      audited_step: a replacement of `step`, for audits that watch or break a run; None for none.
     """
 
     config: ConfigDict
@@ -92,29 +94,31 @@ class Trainer:
     def take_step(
         self, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
     ) -> TrainState:
-        """A step of a run: `step`, unless an audit has another in its place."""
+        """Takes a step: with `audited_step` if there is one, otherwise with `step`."""
         return (self.audited_step or self.step)(state, train, batch)
 
     def init(self, seed: int) -> TrainState:
         """The state before the first step."""
 
         def first_weights(key: Array) -> tuple[Params, Params]:
-            begun = finetune.begin(self.model.init(key), self.weights)
-            return finetune.split(begun, self.config.trainable)
+            params = finetune.begin(self.model.init(key), self.weights)
+            return finetune.split(params, self.config.trainable)
 
         noise_strategy = self.plan.mechanism.strategy
         state = first_state(seed, first_weights, self.optimizer, self.clip, noise_strategy)
         return devices.replicate(state, self.mesh)
 
     def place(self, split: datasets.Split) -> datasets.Split:
-        """A split on the devices, as the functions below read it."""
-        # A row of numbers for each image: of four axes, a TPU would lay out all anew in every step.
+        """Puts a split on the devices, in the form that the functions below read."""
+        # Flat rows: a TPU would copy images of four axes into another layout in every step.
         rows = split._replace(images=split.images.reshape(len(split.images), -1))
-        # Of data that are streamed it is a batch, of which each device is given its rows alone.
+        # A streamed split is a batch, and each device gets only its rows. Any device may read any
+        # row of data in memory, so each gets all.
         share = devices.share_rows if datasets.streams(self.dataset) else devices.replicate
         return share(rows, self.mesh)
 
-    # Each is the function of `bam.training.step` without its parts.
+    # Each is the function of `bam.training.step` without its first argument, the parts. A step
+    # donates the old state, so the memory need not hold two.
     step = compiled(steps.take, donate=(0,))
     means = compiled(steps.means)
     diagnose = compiled(steps.diagnose)
@@ -122,9 +126,10 @@ class Trainer:
     @functools.cached_property
     def evaluate(self) -> Callable[..., tuple[Array, Array, Array]]:
         """The function of `bam.training.step`, compiled once for all methods."""
+        # It takes the model and the loss alone: `Parts` would compile it for each method.
         prepare = datasets.preparation(self.dataset, self.config.input_clip_norm)
-        given: JsonObject = {"model": self.model, "criterion": self.criterion}
-        return compiled_once(steps.evaluate, **given, prepare=prepare, mesh=self.mesh)
+        settings: JsonObject = {"model": self.model, "criterion": self.criterion}
+        return compiled_once(steps.evaluate, **settings, prepare=prepare, mesh=self.mesh)
 
     @functools.cached_property
     def parts(self) -> steps.Parts:
@@ -138,7 +143,7 @@ class Trainer:
             mean=NoisedMean(
                 plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy
             ),
-            ema_decay=float(config.ema_decay) or None,
+            ema_decay=float(config.ema_decay) or None,  # None removes the average from the program
             noise_norm=strategy.norm(noise),
             is_private=plan.private,
             loss=self.loss,
@@ -158,17 +163,17 @@ class Trainer:
 
     @functools.cached_property
     def shapes(self) -> tuple[PyTree, PyTree]:
-        """Shapes of the trained and of the frozen parameters."""
+        """The shapes of the trained and of the frozen parameters."""
         return finetune.split(_shapes(self.model), self.config.trainable)
 
     @property
     def num_params(self) -> int:
-        """Number of trained scalars."""
+        """The number of trained scalars."""
         return pytree.num_params(self.shapes[0])
 
     @property
     def num_frozen(self) -> int:
-        """Number of frozen scalars."""
+        """The number of frozen scalars."""
         return pytree.num_params(self.shapes[1])
 
     @property
@@ -178,12 +183,13 @@ class Trainer:
 
     @property
     def clip_norm(self) -> float:
-        """C, with which the clip was made; `inf` without privacy."""
+        """C, the clip norm of the config; `inf` without privacy."""
         return _clip_norm(self.config, self.plan)
 
     @property
     def record(self) -> JsonObject:
-        """The record of `plan.json` and `summary.json`: the plan, and C and S of the clip."""
+        """The record in `plan.json` and `summary.json`: the plan, with C and S of the clip."""
+        # JSON lacks infinity, which is C without privacy.
         clip_norm = self.clip_norm if self.plan.private else None
         return self.plan.to_json() | {"clip_norm": clip_norm, "sensitivity": self.sensitivity}
 
@@ -209,7 +215,7 @@ def build(
 ) -> Trainer:
     """Checks a config, loads its data, plans its privacy and makes its parts.
 
-    It compiles nothing: the functions are compiled when they are first called.
+    It compiles no step: the functions of the trainer are compiled on their first call.
 
     Args:
       config: from `bam/training/config.py`.
@@ -225,6 +231,7 @@ def build(
       InputError: for a value out of range, or a plan of another config or other data; the message
         names the remedy.
     """
+    # Before the data, because reading them may take minutes.
     check(config)
     check_labels = parts.make_loss(config.loss).check
 
@@ -241,6 +248,7 @@ def build(
         trainer = _planned_trainer(config, *rows_of(listed), hardware, plan)
     on_plan(trainer)
     data = mapped()
+    # No part depends on the values of features, so only the data are exchanged.
     return trainer if data is listed else dataclasses.replace(trainer, dataset=rows_of(data)[0])
 
 
@@ -251,7 +259,7 @@ def _planned_trainer(
     hardware: Sequence[jax.Device] | None,
     plan: PrivacyPlan | None,
 ) -> Trainer:
-    """A run's parts; only the number, shapes and labels of the data are read."""
+    """The trainer of a run; only the number, shapes and labels of the data are read."""
     shape, num_examples = dataset.train.images.shape[-3:], _num_examples(config, dataset)
     config = config.copy_and_resolve_references()
     check_microbatch_size(config.microbatch_size, num_examples)
@@ -264,7 +272,7 @@ def _planned_trainer(
     trained, _ = finetune.split(_shapes(model), config.trainable)
     clip_norm = _clip_norm(config, plan)
     clip = parts.make_clip(config.clip, plan, clip_norm)
-    # A clip of a user's own may return another tree, or a bound that floats do not hold.
+    # A user's clip may return another tree, or its S may be too large for floats to hold the noise.
     _check_clip(config.clip.name, clip, plan, trained)
     sensitivity = clip.sensitivity if plan.private else 0.0
     return Trainer(
@@ -289,13 +297,13 @@ def _network(
 ) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
     """The criterion of outputs, the network, and the loss of an example.
 
-    For bam's models and losses, the same config gives the same objects, so that they share compiled
+    For bam's models and losses, equal sections give the same objects, so that runs share compiled
     programs.
     """
     names = ("model", "loss", "lora", "convolution", "precision")
-    given = config.to_dict()
-    # Equal sections give the same network, and so the same compiled programs.
-    sections = Same({name: given[name] for name in names})
+    values = config.to_dict()
+    sections = Same({name: values[name] for name in names})
+    # A user's function may return another network for the same options, so it is called each time.
     are_ours = ":" not in config.model.name + config.loss.name
     make = _made_network if are_ours else _made_network.__wrapped__
     return make(sections, num_classes, tuple(shape))
@@ -328,7 +336,8 @@ def _clip_norm(config: ConfigDict, plan: PrivacyPlan) -> float:
 
 
 def check_microbatch_size(size: object, num_examples: int) -> None:
-    """InputError for a `microbatch_size` that is out of range."""
+    """InputError unless `microbatch_size` is an integer from 1 to the number of examples."""
+    # `isinstance` would take True for an int, and the key accepts values of any type.
     if type(size) is not int or not 1 <= size <= num_examples:
         raise InputError(
             f"microbatch_size {size} must be from 1 to the number of training examples, "
@@ -337,15 +346,18 @@ def check_microbatch_size(size: object, num_examples: int) -> None:
 
 
 def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
-    """N: the config's number, which must cover all training examples or users; else the count."""
-    counted, given = len(dataset.train.labels), config.num_examples
-    if given is not None and given < counted:
-        many = "users" if config.dataset.group_size else "training examples"
+    """N: the config's number, or the number of training examples or users if it is not set.
+
+    InputError if the config's number is smaller than that.
+    """
+    num_rows, public_number = len(dataset.train.labels), config.num_examples
+    if public_number is not None and public_number < num_rows:
+        unit = "users" if config.dataset.group_size else "training examples"
         raise InputError(
-            f"num_examples is {given}, but there are {counted} {many} (NOT PRIVATE): set a larger "
-            "number that is public, or leave some out of the data"
+            f"num_examples is {public_number}, but there are {num_rows} {unit} (NOT PRIVATE): set "
+            "--config.num_examples to a larger number that is public, or leave some out of the data"
         )
-    return counted if given is None else int(given)
+    return num_rows if public_number is None else int(public_number)
 
 
 def _check_shapes(
@@ -355,16 +367,16 @@ def _check_shapes(
     model: models.Model,
     oracle: oracles.Oracle,
 ) -> None:
-    """InputError if the shapes of outputs, loss or gradients do not fit.
+    """InputError if the shapes of outputs, loss or gradients do not fit together.
 
-    Everything is traced and nothing is computed, so faults show before a run.
+    The functions are traced and not run, so a mistake shows at once and not in the first step.
     """
     params = _shapes(model)
     for name, x in zip(pytree.names(params), jax.tree.leaves(params), strict=True):
         if x.dtype not in (jnp.float32, jnp.bfloat16):
             raise InputError(
                 f"model {config.model.name} has a parameter {x.dtype}{list(x.shape)} at {name}: "
-                "float32 or bfloat16 is needed, and JAX without 64 bits"
+                "make it float32 or bfloat16, and leave jax_enable_x64 off"
             )
     label = examples.label_of(dataset)
     example = examples.example_like(config, dataset.train.images.shape[-3:], label)
@@ -372,12 +384,15 @@ def _check_shapes(
     inputs, like = examples.num_inputs(config), logits.shape[1:-1]
     if logits.shape != (inputs, *like, dataset.num_classes) or like != label.shape[: len(like)]:
         raise InputError(
-            f"model {config.model.name} makes logits {logits.shape} of {inputs} "
+            f"model {config.model.name} returns logits {logits.shape} for {inputs} "
             f"inputs: one row of {dataset.num_classes} for each is needed"
         )
     output = jax.ShapeDtypeStruct(logits.shape[1:], logits.dtype)
     if jax.eval_shape(criterion.of_output, output, label).shape:
-        raise InputError(f"loss {config.loss.name} makes no single number of {output.shape}")
+        raise InputError(
+            f"loss {config.loss.name} does not return a single number for an output of shape "
+            f"{output.shape}"
+        )
     trained, frozen = finetune.split(params, config.trainable)
 
     def gradient(params: Params, example: PyTree) -> Grads:
@@ -385,7 +400,10 @@ def _check_shapes(
 
     grads = jax.eval_shape(gradient, trained, example | {"frozen": frozen})
     if not pytree.same_structure(grads, trained):
-        raise InputError(f"method {config.method.name} gives no gradient like the parameters")
+        raise InputError(
+            f"method {config.method.name} returns a gradient of another structure, shape or dtype "
+            "than the parameters"
+        )
 
 
 def _check_clip(name: str, clip: BoundedTransformation, plan: PrivacyPlan, trained: PyTree) -> None:
@@ -397,6 +415,7 @@ def _check_clip(name: str, clip: BoundedTransformation, plan: PrivacyPlan, train
 
     def correlated(params: Params) -> Array | None:
         strategy = plan.mechanism.strategy
+        # Any key will do: the noise is traced, not drawn.
         state = init_noise(jnp.zeros(8, jnp.uint32), clip, params, strategy)
         noise, _ = advance_noise(state, plan.noise_multiplier, clip.sensitivity, strategy)
         return noise.correlated
@@ -404,7 +423,10 @@ def _check_clip(name: str, clip: BoundedTransformation, plan: PrivacyPlan, train
     if plan.private:
         jax.eval_shape(correlated, trained)  # raises if floats cannot hold the noise
     if not pytree.same_structure(jax.eval_shape(clipped, trained), trained):
-        raise InputError(f"clip {name} gives no gradient like the parameters")
+        raise InputError(
+            f"clip {name} returns a gradient of another structure, shape or dtype than the "
+            "parameters"
+        )
 
 
 def _shapes(model: models.Model) -> PyTree:
@@ -417,10 +439,11 @@ def _planned(config: ConfigDict, num_examples: int, recorded: PrivacyPlan | None
     InputError, in one line, if the recorded plan differs from config and data in anything else.
     """
     private = methods.is_private(config.method.name)
+    # An epoch has N // l steps on average, because q = l/N.
     training_steps = config.num_steps or config.num_epochs * (
         num_examples // config.expected_batch_size
     )
-    facts: JsonObject = {
+    settings: JsonObject = {
         "expected_batch_size": config.expected_batch_size,
         "num_steps": training_steps + config.spare_steps,
         "delta": config.delta,
@@ -436,15 +459,16 @@ def _planned(config: ConfigDict, num_examples: int, recorded: PrivacyPlan | None
         num_examples=population,
         target_epsilon=config.epsilon if private else math.inf,
         mechanism=mechanism,
-        **facts,
+        **settings,
     )
-    facts |= {"population": population, "mechanism_config": mechanism}
-    facts |= {} if private else {"noise_multiplier": 0.0, "epsilon": math.inf}
-    asked = dataclasses.replace(plan, spare_steps=config.spare_steps, **facts)
+    settings |= {"population": population, "mechanism_config": mechanism}
+    settings |= {} if private else {"noise_multiplier": 0.0, "epsilon": math.inf}
+    # The recorded σ and ε with the config's other numbers: they must give the recorded plan.
+    current = dataclasses.replace(plan, spare_steps=config.spare_steps, **settings)
     if recorded is None:
-        return asked
+        return current
     if private:
         # Another version of the accountant may have chosen this σ; its ε must still hold.
         recorded.check_target(config.epsilon)
-    check_same("the workdir", recorded.to_json(), asked.to_json())
+    check_same("the workdir", recorded.to_json(), current.to_json())
     return recorded

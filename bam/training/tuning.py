@@ -1,6 +1,6 @@
-"""How many examples' gradients are fastest to compute at once on this device.
+"""The fastest `microbatch_size` on this device: the number of gradients computed at once.
 
-That changes a step's speed and memory, and its result only by float rounding. A few sizes are timed
+It changes a step's speed and memory, and its result only by float rounding. A few sizes are timed
 on blank images, so no private data is read.
 """
 
@@ -20,39 +20,47 @@ from bam.models import finetune
 from bam.training import devices, examples
 from bam.training.trainer import Trainer
 
-WORTH_IT = 0.95  # a larger size is taken if an example needs no more than this share of the time
+# A larger size takes more memory, so it must save more than 5 % of the time of an example.
+WORTH_IT = 0.95
 
 
 def fastest_size(trainer: Trainer) -> int:
-    """The fastest `microbatch_size` of a run; InputError if not even one example fits."""
+    """The fastest `microbatch_size` of a run; InputError if even one example does not fit."""
     return fastest(lambda size: _seconds(trainer, size), trainer.plan.expected_batch_size)
 
 
 def sizes() -> tuple[int, ...]:
-    """Those that are tried on this platform: few on a CPU, where larger ones gain nothing."""
+    """The sizes to time on this platform."""
+    # On a CPU, larger sizes gain nothing, and each size costs a compilation.
     return (1, 8) if jax.default_backend() == "cpu" else (1, 8, 64, 512)
 
 
 def fastest(seconds: Callable[[int], float], largest: int) -> int:
-    """The size, up to `largest`, from which a larger one saves too few `seconds(size)`."""
+    """The last of `sizes`, up to `largest`, before one that is not `WORTH_IT`.
+
+    `seconds(size)` is the time of an example, infinite if the memory is too small for the size.
+    InputError if it is infinite for one example.
+    """
     best, least = 0, math.inf
     for size in sizes():
         if size > largest or (needed := seconds(size)) >= WORTH_IT * least:
             break
         best, least = size, needed
     if best == 0:
-        what = f"the gradient of one example does not fit the memory of {devices.name()}"
-        raise InputError(f"{what}: take a smaller model or fewer views")
+        raise InputError(
+            f"the gradient of one example does not fit the memory of {devices.name()}: take a "
+            "smaller model, as --config.model.width=8, or fewer views, as --config.augment.views=1"
+        )
     return best
 
 
 def _seconds(trainer: Trainer, size: int) -> float:
-    """Seconds of an example in the sum that a step spends its time on; infinite: no memory."""
+    """Seconds for an example in the sum, the longest part of a step; infinite without memory."""
     mesh, dataset = trainer.mesh, trainer.dataset
     shape, label = dataset.train.images.shape[-3:], examples.label_of(dataset)
     like = examples.example_like(trainer.config, shape, label)
     num_examples = max(8, 2 * size) * (mesh.size if mesh else 1)  # two microbatches each, or more
-    how: Any = {"microbatch_size": size, "mesh": mesh}
+    sharing: Any = {"microbatch_size": size, "mesh": mesh}
     blank = {name: jnp.ones((num_examples, *x.shape), x.dtype) for name, x in like.items()}
 
     @jax.jit
@@ -62,23 +70,28 @@ def _seconds(trainer: Trainer, size: int) -> float:
                 lambda params, example: trainer.loss(params, example | {"frozen": frozen}),
                 params,
                 batch,
-                **how,
+                **sharing,
             )
+        # Without noise, because its time does not depend on the size.
         return engine.clipped_sum(
             lambda params, example: trainer.oracle.grad(params, example | {"frozen": frozen}),
             clipping.clip_by_l2_norm(1.0),
             params,
             batch,
             mask=None,
-            **how,
+            **sharing,
         )[0]
 
     try:
         weights = finetune.split(trainer.model.init(jax.random.key(0)), trainer.config.trainable)
-        given = (*devices.replicate(weights, mesh), devices.share_rows(blank, mesh))
-        timings = timeit.repeat(lambda: jax.block_until_ready(total(*given)), number=1, repeat=4)
+        arguments = (*devices.replicate(weights, mesh), devices.share_rows(blank, mesh))
+        # The first of the four compiles. The minimum leaves it out, and interruptions too.
+        timings = timeit.repeat(
+            lambda: jax.block_until_ready(total(*arguments)), number=1, repeat=4
+        )
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         timings = [math.inf]
+    # Processes time differently, and must agree on the size.
     return float(processes.from_first(np.float32(min(timings) / num_examples)))
