@@ -101,7 +101,10 @@ def test_a_clip_that_keeps_what_its_caller_can_change_is_found(kept):
     params = {"w": jnp.ones(3)}
     with pytest.raises(AssertionError, match=r"^it keeps options, of type .* can change"):
         testing.check_transform(late(kept), params)
-    testing.check_transform(late(1.0), params)  # the control
+    with pytest.raises(AssertionError, match=r"^it keeps options, of type .* can change"):
+        testing.check_transform(bam.chain(optax.scale(0.5), late(kept)), params)
+    for right in (late(1.0), bam.chain(optax.scale(0.5), late(1.0))):  # the control
+        testing.check_transform(right, params)
 
 
 # Broken on purpose, each in a way that was seen in real code.

@@ -73,7 +73,7 @@ def test_the_numbers_of_every_golden_are_those_of_its_plan(stated):
         assert float(cells(text, row)[-1]) == exact
     for row, exact, direction in (
         ("ε, rounded up", plan.epsilon, 1), ("δ, rounded up", plan.delta, 1), ("q = l/N", q, 1),
-        ("σ, noise multiplier", plan.noise_multiplier, -1), ("σS, standard", std, -1),
+        ("σ, noise multiplier", plan.noise_multiplier, -1), ("σS, which", std, -1),
         ("μ of Gaussian DP", plan.mu, 1),
     ):  # fmt: skip
         if exact is None:
@@ -330,8 +330,8 @@ def test_batches_that_divide_the_data_are_a_fact():
 def test_a_loop_of_ones_own_says_whose_oracle_and_clip_and_gradient_it_is():
     unproved, proved = golden.own_loop(), golden.own_loop(is_proved=True)
     bound = "| the oracle's gradient of each example is | given a norm of at most S"
-    assert f"{bound} | `the caller's clip` |" in unproved
-    assert f"{bound} by one of bam's own clips, whose bound is proved | `the caller's" in proved
+    assert f"{bound} | `chosen in the caller's code` |" in unproved
+    assert f"{bound} by one of bam's own clips, whose bound is proved | `chosen in the" in proved
     assert statement.render({"part_of": "clip", "named": ""}, "part") in unproved
     lines = differing(unproved, proved)
     assert [line.split("|")[1] for line, _ in lines] == [

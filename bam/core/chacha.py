@@ -50,7 +50,7 @@ def nonce(stream: Stream, step: StepLike, attempt: int = 0) -> tuple[StepLike, i
 def check_step(step: Any) -> None:
     """InputError, in one line, unless the step is an integer from 0 to 2^32 - 1.
 
-    For a traced step only the dtype is checked; the caller promises the range.
+    For a traced step only shape and dtype are checked; the caller promises the range.
     """
     dtype = jnp.result_type(step)
     if jnp.ndim(step) or not jnp.issubdtype(dtype, jnp.integer):

@@ -1,13 +1,13 @@
 r"""Bounding one example's gradient: optax transforms that promise a bound on their output.
 
 The promise is `sensitivity`, S. Because of rounding, an output may be longer than S by the factor
-`ROUNDING`, and the noise is scaled to that larger bound. For the transforms in this file the bound
-is proved. Let $u = 2^{-24}$. A computed norm is $n = \|g\| (1 + \eta)$ with
+`ROUNDING`, and the noise is scaled to that larger bound. For the clips in `PROVED` the bound is
+proved. Let $u = 2^{-24}$. A computed norm is $n = \|g\| (1 + \eta)$ with
 $|\eta| < 5 \cdot 10^{-6}$ (`pytree.l2_norm`), and each product, quotient or sum of two numbers is
-off by a factor between $1 - u$ and $1 + u$. The engine keeps the gradient in memory, so the norm
-belongs to the very numbers that are scaled. For any other transform, the engine measures the
-integers that it adds, and drops an example that breaks the promise. A config finds a transform by
-its name in `CLIPS`.
+off by a factor between $1 - u$ and $1 + u$ (a GPU's quotient by up to 4 u, which `ROUNDING`
+covers). The engine keeps the gradient in memory, so the norm belongs to the very numbers that are
+scaled. For any other transform, also a `chain`, the engine measures the integers that it adds, and
+drops an example that breaks the promise. A config finds a transform by its name in `CLIPS`.
 
 A bound is read when the transform is made and cannot be changed afterwards, because noise is scaled
 to it once while the transform is traced again for each new shape.
@@ -32,13 +32,14 @@ from bam.core.scalars import Number
 from bam.errors import InputError
 
 # Norms are computed in float32, so a gradient bounded by S may be longer by this factor. Noise is
-# scaled to the larger bound. The clip itself needs 5.4e-6, and 2e-7 more where a GPU divides. The
-# rest is for numbers that are float32 because they are arguments of a program: σ, its product with
-# S and with this factor, 1 / spacing and its product with an entry are rounded once each, and a
-# GPU's quotient is within 2 ulp = 4 u. Together 9 u = 5.4e-7. An S of many leaves is off by 1.4e-6.
+# scaled to the larger bound. The clip itself needs at most 6.4e-6, with 2e-7 of a GPU's division.
+# The rest is for numbers that are float32 because they are arguments of a program: σ, its product
+# with S and with this factor, and a product with an entry are off by u each, and 1 / spacing by 4 u
+# on a GPU, together less than 9 u = 5.4e-7. A traced S of many leaves is off by 1.4e-6.
 ROUNDING = 1 + 1e-5
 
-# Below this, float32 squares underflow, and a norm can no longer be compared with the bound.
+# Squares of entries below 1e-19 underflow in float32. 10⁸ of them have norm 1e-15, which must be
+# little beside a bound.
 SMALLEST_CLIP_NORM = 1e-12
 
 
@@ -66,15 +67,15 @@ class BoundedTransformation(optax.GradientTransformation):
 
     Attributes:
       sensitivity: the largest L2 norm that `update` can return for any input, NaN and infinity
-        included; `inf` means "not bounded". If one example is replaced by nothing (zero-out), it
-        is the L2 sensitivity of a sum over examples. It must be 0 or at least 1e-12; anything else
-        is an InputError.
+        included; `inf` means "not bounded". A sum over examples has this L2 sensitivity, for
+        zero-out and for add/remove. It must be 0 or at least 1e-12; anything else is an
+        InputError.
       finish: `(noised mean, state) -> (private gradient, state)`, called once per step; None leaves
         both as they are. Only `finish` changes the state. The state that `update` returns is
         ignored, because it has seen one example's gradient. `update` may return more than a
         gradient for `finish` to read.
       is_proved: whether the bound is proved, so that the engine need not measure it. It is True for
-        the transforms of this file alone.
+        the three clips of this file alone, not for a `chain`.
     """
 
     __slots__ = ()  # no dictionary that could be written to
@@ -194,8 +195,8 @@ def clip_by_l2_norm(clip_norm: Number) -> BoundedTransformation:
     C = inf             g (0 if non-finite); sensitivity inf, so `privatize` refuses it
     =================== =======================================================
 
-    A C that is negative, NaN, or positive but below 1e-12 (where squares underflow in float32) is
-    an InputError.
+    A C that is negative, NaN, or positive but below 1e-12 (see `SMALLEST_CLIP_NORM`) is an
+    InputError.
 
     Proof of the bound: if n ≤ C (1 + u), g is returned, and $\|g\| \le C (1 + u) / (1 - |\eta|)$.
     Otherwise C, C/n and its products with entries are rounded once each, so $\|\bar g\| \le
@@ -222,7 +223,7 @@ def _clip_whole(
 
 
 def normalize(clip_norm: Number, gamma: Number = 0.01) -> BoundedTransformation:
-    r"""Automatic clipping: every gradient is scaled to norm just below C.
+    r"""Automatic clipping: a gradient much longer than γ is scaled to norm just below C.
 
     $\bar g = C\, g / (\|g\|_2 + \gamma)$. Non-finite gradients become zero. Structure, shapes and
     dtypes are kept, and the sensitivity is C. γ keeps small gradients small; it is a stability
@@ -295,6 +296,7 @@ def clip_per_layer(clip_norm: PyTree) -> BoundedTransformation:
     bounds = tuple(_checked("clip_norm", x) for x in jax.tree.leaves(clip_norm))
     tree: jax.tree_util.PyTreeDef | None = jax.tree.structure(clip_norm)
     tree = None if jax.tree_util.all_leaves([clip_norm]) else tree
+    # As text, because `Same` compares other objects by identity, and equal trees share a program.
     return _proved(Closure(_clip_leaves, (str(tree),), (bounds,)))
 
 
@@ -413,7 +415,8 @@ class Bound(NamedTuple):
       bounded_grad: `(params, gradient) -> (clipped, norm)`: the clipped gradient, or zeros if the
         gradient is not finite, and the gradient's norm before clipping.
       sensitivity: S, which the clip declares.
-      is_proved: whether S surely bounds `clipped`, if it is computed from the numbers of the norm.
+      is_proved: whether S is proved to bound `clipped`, if norm and scaling read the same numbers
+        in memory.
     """
 
     bounded_grad: Callable[[Params, Grads], tuple[PyTree, Float[Array, ""]]]
@@ -443,7 +446,7 @@ def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
 
 
 def is_within(summand: PyTree, limit: Number) -> Bool[Array, ""]:
-    """Whether a summand (floats or integers) has an L2 norm of at most `limit` · (1 + 1e-5).
+    """True only if a summand (floats or integers) has an L2 norm of at most `limit` · (1 + 1e-5).
 
     The computed norm may be off by a relative 5e-6, and a traced `limit` by ten roundings, 1e-6 at
     most. So the computed norm must be at most `limit` · (1 + 4e-6).

@@ -21,7 +21,7 @@ class Closure:
     """`fn(*structure, *numbers, *args)` as a function of `args`.
 
     Attributes:
-      fn: a function of a module, so that two closures of it share a program.
+      fn: a function defined at module level, so that two closures of it share a program.
       structure: compiled values; `Same` says which of them are equal.
       numbers: pytrees of floats or of tracers.
 

@@ -1,13 +1,14 @@
-"""Keeps sums and their products out of a faulty part of XLA's CPU compiler.
+"""Keeps sums out of a faulty part of XLA's CPU compiler.
 
-Since 0.10.2, jaxlib gives a sum on CPU, together with the products before it, to a library. The
-library computes some of them wrongly and silently (jax-ml/jax #39103 and others), among them
-`jax.vmap` of a gradient's norm; and a clipped gradient is only as private as its norm is right.
-XLA reads its flags once, when JAX first computes. So importing `bam` adds the flag that keeps whole
-sums in XLA.
+Since 0.10.2, jaxlib gives a sum on CPU, with the elementwise operations before it, to the library
+YNNPACK. The library computes some of them wrongly and silently (jax-ml/jax #39103 and others),
+among them `jax.vmap` of a gradient's norm; and a clipped gradient is only as private as its norm is
+right. XLA reads its flags once, when JAX first computes. So importing `bam` adds the flag that
+keeps whole sums in XLA.
 
-An unchecked release counts as faulty. An unknown flag or value would end the process, so both are
-first looked up in the compiler's own file, within hundredths of a second. Computing one of the
+An unchecked release whose compiler knows the flag counts as faulty. An unknown flag would end the
+process, so its name is first looked up in the compiler's file, within hundredths of a second.
+Computing one of the
 wrong sums as a test would start JAX before users have made their settings, and one right sum proves
 nothing about the next.
 """
@@ -24,7 +25,7 @@ from pathlib import Path
 import jaxlib
 
 FLAG = "--xla_cpu_experimental_ynn_fusion_type"
-# The default list without whole sums: products alone are right, and faster than XLA's own.
+# The default list without whole sums: matrix products (dot) are right, and faster than XLA's own.
 GUARD = "individual_dot"
 RIGHT = ("", GUARD, "-reduce")
 # Each was run: wrong by default, right with every value in RIGHT. Releases up to LAST_RIGHT
@@ -44,8 +45,8 @@ def guard(
 
     `backend` returns the platform that JAX has started with, or None if it has not started;
     `library` is the compiler's file. Returns a warning with a remedy if results on CPU are wrong,
-    and "" if they are right. A release in which the fault can be neither seen nor switched off gets
-    a line in the log only: a warning may be an error, and nothing is known to be wrong there.
+    and "" otherwise. A release in which the fault can be neither seen nor switched off gets a line
+    in the log only: a warning is an error under `-W error`, and nothing is known to be wrong there.
     """
     if version not in FAULTY:
         if _numbers(version) <= _numbers(LAST_RIGHT):
@@ -62,7 +63,8 @@ def guard(
     readable = is_file and Path(flags).is_file()  # XLA says what is wrong with one that is not
     text = Path(flags).read_text(encoding="utf-8") if readable else flags
     wrong = f"jaxlib {version} computes wrong sums on CPU"
-    # XLA stops reading at the first word that is not a flag.
+    # XLA stops reading at the first word that is not a flag. A wrong value counts even behind it, a
+    # right one only before it.
     surely_read = re.split(r"\s+(?=[^\s-])", text)[0]
     for part in (text, surely_read):
         chosen = [value.strip("'\"") for value in re.findall(rf"{FLAG}=(\S*)", part)]

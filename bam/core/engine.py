@@ -65,8 +65,9 @@ def clipped_sum(
     any number of rows, microbatch size and number of devices. Without noise the sum is of floats:
     its rounding depends on all rows, and noise that is added later does not cover that.
 
-    Outside `jax.jit` this is compiled once for each `grad_fn`, `clip` and set of shapes. So make
-    these two once, before the loop, and keep `grad_fn` pure.
+    Outside `jax.jit` this is compiled once for each `grad_fn`, kind of clip and set of shapes;
+    another clip norm compiles nothing. A clip of your own counts as a new kind each time it is
+    made. So make both once, before the loop, and keep `grad_fn` pure.
 
     Args:
       grad_fn: `(params, example) -> grads`, for example `bam_sam(loss_fn, 0.02).grad`.
@@ -92,7 +93,7 @@ def clipped_sum(
       TypeError: if a gradient, or the clip's result, is not of real floating-point numbers.
       InputError: if `clip` declares no `sensitivity`, `microbatch_size` is below 1, the rows of
         `batch` and `mask` disagree, the mesh has more than one axis or an explicit one, or the
-        noise is below S / 500, which could hide nothing.
+        noise is below S / 512 (S · B / 2^26 for more than 131,072 rows), which could hide nothing.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -185,7 +186,9 @@ def _plain_sum(
     def microbatch_grad(params: Params, microbatch: PyTree) -> tuple[Grads, Float[Array, ""]]:
         def total_loss(params: Params) -> Float[Array, ""]:
             examples, mask = microbatch
-            # Chosen and not multiplied: 0 times the NaN of a masked row would be NaN.
+            # A real row replaces each masked one, whose loss could have a NaN gradient.
+            index = jnp.where(mask, jnp.arange(size), jnp.argmax(mask))
+            examples = jax.tree.map(lambda x: x[index], examples)
             return jnp.sum(jnp.where(mask, pytree.map_rows(loss_fn, size)(params, examples), 0))
 
         return jax.grad(total_loss)(params), jnp.zeros(())
@@ -220,8 +223,8 @@ def per_example_sum(
     Args, besides those of `clipped_sum`:
       value_fn: f. Without a bound `(params, example) -> (summand, number)`, a pytree of floats and
         a scalar; with a bound `(params, example) -> gradient`.
-      bound: the bound of that gradient, needed for noise. It reads the gradient from memory, so
-        the norm belongs to the very numbers that are scaled.
+      bound: the bound of that gradient, needed for noise. The engine puts the gradient in memory
+        first, so the norm belongs to the very numbers that are scaled.
       draw_places: with noise, whether rows get drawn places (`bam.core.places`). Otherwise they
         keep their places in the batch, which must then be padded at random, as by `sampling.pad`.
 
@@ -239,12 +242,13 @@ def per_example_sum(
         check_step(noise.step)
         most_rows, is_right = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
         size = grid.fitting_size(size, most_rows)
-        is_right &= most_rows >= size
-        # Arguments and not constants: XLA would fold constants into later ones, to other bits.
+        is_right &= most_rows >= size  # a traced limit could not shrink the microbatch
+        # `where` on the key makes a constant σ an argument: XLA would fold it into other constants,
+        # with other bits. The key 0 stands for none.
         is_right &= (is_key := jnp.any(noise.key != 0))
         std = jnp.where(is_key, noise.std, jnp.nan)
         noise = dataclasses.replace(noise, std=std, step=jnp.asarray(noise.step, jnp.uint32))
-    row_at = None
+    row_at = None  # one microbatch a device needs no exchange: rows have their places already
     num_devices = mesh.size if mesh else 1
     if noise is not None and num_rows > (0 if draw_places else size * num_devices):
         shared = mask, size, num_devices

@@ -1,8 +1,7 @@
 """Noise on sums of bounded gradients.
 
-The code that privatises a gradient is in this folder, one noun a file: `clipping.py`, `engine.py`,
-`places.py`, `grid.py`, `gaussian.py`, `strategy.py`, `chacha.py`, `seeds.py`, `tracing.py`,
-`privatize.py` and this file.
+The code that privatises a gradient is this folder, but for `oracles.py`, `sampling.py` and
+`user_table.py`.
 
 1. Each example's gradient passes a transform that declares a bound on its output, `sensitivity`
    (`clip_by_l2_norm`, `normalize`, `clip_per_layer`). The engine drops an example that breaks it.
@@ -36,9 +35,9 @@ from bam.core.strategy import INDEPENDENT, norm, numbers
 from bam.core.tracing import check_keys
 from bam.errors import InputError
 
-# With less, ε is in the thousands after a single step, and integers overflow.
+# With less, ε is in the thousands after a single step at q = 1. Integers overflow from about 0.002.
 LEAST_NOISE_MULTIPLIER = 0.01
-MOST_ROUNDING = 0.5  # largest share of correlated noise that may only cover its own rounding
+MOST_ROUNDING = 0.5  # largest part of correlated noise's deviation that covers its rounding
 
 
 class GaussianNoiseState(NamedTuple):
@@ -92,10 +91,11 @@ def advance_noise(
     sensitivity: Number,
     strategy: Sequence[float] = INDEPENDENT,
 ) -> tuple[GaussianNoise, NoiseState]:
-    r"""The noise of one step, whose fresh part has deviation σ·S, and the state for the next step.
+    r"""The noise of one step, and the state for the next step.
 
-    Give the noise to `clipped_sum`. S is the L2 sensitivity of the sum. It is widened by 1e-5, the
-    error of computed norms. Each step has its own random words (`chacha.py`), so the fresh part is
+    Give the noise to `clipped_sum`. S is the L2 sensitivity of the sum. The fresh part has the
+    deviation σ·S (1 + 1e-5), which covers the error of computed norms, or more if it is correlated
+    (below). Each step has its own random words (`chacha.py`), so the fresh part is
     independent across steps and across entries. A traced σ below 0.01 gives a deviation of NaN.
 
     With a strategy of b > 1 numbers (`strategy.py`) the noise is correlated: $n = C^{-1} z$, where
@@ -116,7 +116,7 @@ def advance_noise(
     share = rounding_share(noise_multiplier, strategy, num_entries)
     if not scalars.is_known(share):
         std = jnp.where(share <= MOST_ROUNDING, std, jnp.nan)
-    # A product, because XLA turns a quotient by a constant into one, with other bits.
+    # Not a quotient: XLA would make it a product if the divisor is a constant, with other bits.
     std = _number(_float32(std) * (np.float32(1) / (np.float32(1) - _float32(share))))
     fresh = GaussianNoise(state.key, std, state.step)
     independent = fresh.draws_of_device(num_entries)[:num_entries]
@@ -137,7 +137,8 @@ def rounding_share(noise_multiplier: Number, strategy: Sequence[float], num_entr
 
     InputError if it is more than half; a traced σ is not checked.
     """
-    # In grid steps, the noise has deviation 2^20 and must be σ times as wide as all that moves.
+    # In grid steps, the noise has deviation 2^20. It must be σ / ‖c‖ times all that moves: ‖c‖ S
+    # and the rounding.
     rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
     share = _float32(noise_multiplier) * np.float32(rounded / gaussian.NOISE_STD)
     if scalars.is_known(noise_multiplier) and share > MOST_ROUNDING:

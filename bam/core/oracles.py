@@ -45,9 +45,9 @@ class Oracle(NamedTuple):
     """A per-example gradient, and the point where it is evaluated.
 
     Attributes:
-      ascend: `(params, previous_private_grad) -> params`. The shift shared by the whole batch;
-        the identity for every method but DP-SAT. `previous_private_grad` is a pytree like
-        `params`, already privatised: zeros before the first step. Those of bam take None for it.
+      ascend: `(params, previous_private_grad) -> params`. The shift shared by the whole batch; the
+        identity for every method but DP-SAT. `previous_private_grad` is a pytree like `params`,
+        already privatised: zeros before the first step. bam's oracles also take None: no shift.
       grad: `(params, example) -> grads`. The unclipped gradient of one example, a pytree like
         `params`. Sensitive: nothing has been privatised yet.
       with_loss: `change -> Oracle`. The same method for another loss, `change(loss_fn)`, such as a
@@ -70,8 +70,8 @@ def method(
 ) -> Callable[Concatenate[LossFn, Options], Oracle]:
     """A decorator that gives the oracles of a method `(loss_fn, ...) -> Oracle` a `with_loss`.
 
-    Then a method that ascends does so along the gradient of the trained loss: once along that of a
-    user's mean loss, not once for each example, and along the trained parameters alone.
+    With it, the ascent of a changed loss uses that loss: one ascent for a user's mean loss, and
+    only along the trained parameters.
     """
 
     @functools.wraps(make)
@@ -239,7 +239,7 @@ def _here_and_ahead(
     params: Params,
     example: PyTree,
 ) -> tuple[Grads | None, Grads]:
-    """The gradients at θ and at θ + r·v; the first is None if the ascent needs a part of it."""
+    """The gradients at θ and at θ + r·v; the first is None if only a part of it was computed."""
     gradient = jax.grad(loss_fn)
     # The whole gradient gives both G(0) and the direction.
     if ascent_views == 0 and ascent_mask is None:

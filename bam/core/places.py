@@ -3,10 +3,10 @@
 A compiler may round a row differently at another place of a `vmap`, and a last bit can decide
 whether a gradient is clipped. If rows stood in order, removing one would move all later ones.
 
-So a permutation that depends on no row gives each row a random place. Removing a row changes
-neither the law of the others' places nor, given their places, what they add to the sum. The
-microbatch and the device that sum a row do not matter, because all run the same code on devices of
-one kind.
+So a permutation that depends on no row gives each row a random place in a microbatch. Removing a
+row changes neither the law of the others' places nor, given their places, what they add to the sum.
+The microbatch and the device that sum a row do not matter, because all run the same code on devices
+of one kind.
 """
 
 import jax
@@ -20,13 +20,13 @@ from bam.core.gaussian import GaussianNoise
 def draw(
     noise: GaussianNoise, mask: Bool[Array, " rows"], group_size: int, num_devices: int
 ) -> Int[Array, " places"]:
-    """The row number at each place of all microbatches, beyond the last row at an empty place.
+    """The row number at each slot of all microbatches, beyond the last row at an empty slot.
 
-    Places are ordered as devices take rows in turn.
+    Slots are ordered as devices take rows in turn. A row's place is its slot within a microbatch.
     """
     num_seats = _num_seats(mask, group_size, num_devices)
     seats = jnp.arange(num_seats)
-    if group_size > 1:
+    if group_size > 1:  # a microbatch of one row has one place
         # Rows are sorted by random numbers of 96 bits; two of 10⁶ are equal with probability 1e-17.
         numbers = jnp.arange(-(-3 * num_seats // 16), dtype=jnp.uint32)
         words = blocks(noise.key, numbers, nonce(Stream.PLACES, noise.step)).ravel()
@@ -37,9 +37,9 @@ def draw(
 def in_batch(
     mask: Bool[Array, " rows"], group_size: int, num_devices: int
 ) -> Int[Array, " places"]:
-    """The row number at each place if the rows' order is random already, as by `sampling.pad`.
+    """The row number at each slot if the rows' order is random already, as by `sampling.pad`.
 
-    Then the seed of the batches must be secret for this, too.
+    Then the places rest on the secrecy of the batches' seed, too.
     """
     seats = jnp.arange(_num_seats(mask, group_size, num_devices))
     return _in_few_turns(seats, mask, group_size, num_devices)

@@ -1,7 +1,7 @@
 """The privacy of one DP-SGD step: clip, sum, add noise, divide by the expected batch size.
 
-`private_mean` is the step of every run, in constant memory. `privatize` is the same step as an
-optax transform of per-example gradients that fit in memory.
+`private_mean` is the step of every private run, in constant memory. `privatize` is the same step as
+an optax transform of per-example gradients that fit in memory.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ def privatize(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Turns per-example gradients into a private mean: clip, sum, add noise, divide.
 
-    $\hat g_{priv} = \big(\sum_i \bar g_i + N(0, \sigma^2 C^2 I)\big) / l$ (Algorithm 1 of
+    $\hat g_{priv} = \big(\sum_i \bar g_i + N(0, \sigma^2 S^2 I)\big) / l$ (Algorithm 1 of
     arXiv 2308.12018). This is the textbook form, for batches of per-example gradients that fit in
     memory. In constant memory, use `clipped_sum` with `noise` and divide by l. Initialise the
     transform once per key, because a new state starts the noise over.
@@ -90,6 +90,7 @@ def privatize(
         before; in `update`, without `mask`, or if `params` is given and a gradient has no leading
         example axis.
       TypeError: in `update`, if a gradient is not of real floating-point numbers.
+      RuntimeError: in `init` under `jit` or `vmap`, and in a fork of this process.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
@@ -242,7 +243,7 @@ def private_mean(
 ) -> tuple[Grads, Float[Array, " batch"], PrivatizeState]:
     r"""The private mean in constant memory, $(\sum_i m_i\, clip(g_i) + N(0, \sigma^2 S^2)) / l$.
 
-    Every training step of this library calls it. g_i is `grad_fn(params, example)`, an oracle's
+    Every private step of this library calls it. g_i is `grad_fn(params, example)`, an oracle's
     `grad` at the weights that its `ascend` returns. The rows must be a batch of `sampling.pad`, at
     random places, and the call must be part of a compiled program. Returns the mean, the norms of
     `clipped_sum`, which are NOT private, and the next step's state.

@@ -1,4 +1,4 @@
-"""Norms of pytrees, computed in at least float32.
+"""Pytrees: norms in at least float32, rows under `vmap`, values read from memory, names.
 
 The oracles (unit directions), the transforms (clipping) and the diagnostics share these lines, so
 "the norm of a gradient" means one thing everywhere.
@@ -38,9 +38,9 @@ def l2_norm(tree: Grads) -> Float[Array, ""]:
 
     Squares are accumulated in at least float32. A finite gradient whose squares overflow float32
     (norm above about 1.8e19) has norm `inf` here, and every transform treats it as non-finite.
-    Entries below about 1e-19 underflow and count as zero. The relative error is below 5e-6 for any
-    entries, because no square takes part in more than 150 additions. The norm of an empty pytree is
-    0. The result is float64 if a leaf is. Complex numbers and integers are a TypeError.
+    Entries below about 1e-19 underflow and count as zero. Apart from these, the relative error is
+    below 5e-6, because no square takes part in more than 150 additions. The norm of an empty pytree
+    is 0. The result is float64 if a leaf is. Complex numbers and integers are a TypeError.
     """
     check_real(tree)
     squares = [jnp.square(at_least_float32(x)) for x in jax.tree.leaves(tree)]
@@ -50,7 +50,7 @@ def l2_norm(tree: Grads) -> Float[Array, ""]:
 def _sum(*arrays: Float[Array, "..."]) -> Float[Array, ""]:
     """Sum of all entries: up to eight parts are added to one until few entries are left.
 
-    Pairwise summation bounds the rounding for any length. Adding whole arrays is twice as fast on
+    Summation by a tree bounds the rounding for any length. Adding whole arrays is twice as fast on
     CPU, because it reads memory in order. On a TPU, one row of all entries would first be copied
     out of its tiles, so there the parts are taken axis by axis.
     """
@@ -62,7 +62,8 @@ def _sum_of_rows(*arrays: Array) -> Array:
 
 
 def _sum_in_a_row(x: Array) -> Array:
-    # A few long rows, such as a product of a column and a row, are computed while they are added.
+    # At most 16 long rows (a gradient that is an outer product) are added first, so that XLA
+    # computes them inside the sum.
     x = jnp.sum(x, axis=0) if x.ndim == 2 and x.shape[0] <= 16 else x.ravel()
     while x.size > 16 * 16:
         x = _add_parts(x, 8)
@@ -187,7 +188,7 @@ def from_vector(vector: Array, like: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(like), parts)
 
 
-@functools.lru_cache(maxsize=64)  # the same mask is a program's structure
+@functools.lru_cache(maxsize=64)  # `Same` tells masks apart by identity
 def matching(pattern: str) -> Callable[[Params], PyTree]:
     """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
 

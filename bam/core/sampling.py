@@ -4,7 +4,8 @@ The rule is Poisson sampling: each example is in a batch independently with prob
 batch size varies. `bam.privacy.mechanisms` lists each way to draw with its privacy.
 
 The random words are ChaCha20's (`bam.core.chacha`), with a key derived from the seed. Draws follow
-the accounted law exactly: integers are compared, and words that would favour a value are redrawn.
+the accounted law exactly, with q rounded down to a multiple of 2^-80: integers are compared, and
+words that would favour a value are redrawn.
 """
 
 import functools
@@ -47,7 +48,8 @@ class PaddedBatch(NamedTuple):
     def take(self, data: PyTree) -> PyTree:
         """The batch's rows of arrays `[N, ...]`, as JAX arrays; zeros where there is no example.
 
-        A row number beyond the data is an IndexError, or zeros or NaN if it is traced.
+        A row number beyond the data is an IndexError; in JAX arrays it gives NaN or an integer's
+        limit.
         """
 
         def rows(x: Array) -> Array:
@@ -128,9 +130,9 @@ def cyclic_sample(
     """Draws by Poisson sampling within one of b parts of the data: part number step mod b.
 
     Each example is in any part with probability 1/b, independently of the other examples, so the
-    parts have random sizes. It is the same part in all steps of a seed. `sampling_prob` is the
-    probability of an example of the part; the rest is as in `poisson_sample`. InputError for fewer
-    than 1 part.
+    parts have random sizes. An example stays in its part in all steps of a seed. `sampling_prob` is
+    the probability of an example of the part; the rest is as in `poisson_sample`. InputError for
+    fewer than 1 part.
 
     Examples:
       >>> drawn = [cyclic_sample(0, step, 10, 1.0, num_parts=2) for step in (1, 2, 3)]
@@ -166,7 +168,7 @@ def allocated_sample(
 def cycle_parts(
     seed: int, num_examples: int, num_parts: int, epoch: int = 0
 ) -> Int64[np.ndarray, " examples"]:
-    """The part that each example is in, from random words that no batch uses."""
+    """The part that each example is in, from a stream of its own; epoch 0 if parts stay."""
     key, parts, attempt = seeds.host_key(seed, "batches"), np.full(num_examples, num_parts), 0
     while np.any(parts == num_parts):  # a word at the end of the range would favour the first parts
         words = chacha.words(key, num_examples, nonce(Stream.PARTS, epoch, attempt))

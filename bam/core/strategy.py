@@ -32,8 +32,8 @@ from bam.errors import InputError
 
 INDEPENDENT = (1.0,)
 UNITS = 256  # every c_j is a multiple of 1/256, so that products are integers
-# Largest Σ|c_j| times the factor by which C^-1 can lengthen the largest entry of z, which is below
-# 2^24.1. Below it, all sums fit 32 bits.
+# Largest Σ|c_j| · Σ_j |C^-1 e_1|_j. An entry of z is below 2^24.1, so all sums are below
+# 100 · 2^24.1 < 2^31.
 MOST_GROWTH = 100.0
 HORIZON = 2**14  # steps for which growth is computed; the rest must be negligible by then
 

@@ -118,7 +118,7 @@ def check_one_program(what: str) -> None:
 
 @custom_batching.custom_vmap
 def with_noise_of_its_own(total: PyTree, key: Array, step: Array) -> PyTree:
-    """Returns a noised sum, after checking that no other sum has its key and step.
+    """Returns a noised sum; no other sum of one vmap, shard_map or pmap may have its key and step.
 
     If two sums share one noise draw, subtracting them removes it. `vmap` over the sum but not over
     its key or step does just that, so it raises an InputError. Equal keys that `vmap` maps over, or

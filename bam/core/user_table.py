@@ -6,7 +6,7 @@ from jaxtyping import Int64, Integer
 from bam.core.sampling import PADDING, PaddedBatch
 from bam.errors import InputError
 
-EMPTY = -1  # stands for a missing row number, and for a missing integer label (others are NaN)
+EMPTY = -1  # a missing row number, or a missing label of an integer dtype (float ones are NaN)
 # Texts that NumPy, pandas and Python write for a missing value.
 MISSING = {"", "nan", "NaN", "NaT", "None", "<NA>", "--"}
 # Integers for a missing value: pandas' code, and NaN or NaT converted to an integer.

@@ -1,4 +1,5 @@
-"""Privacy accounting: ε before, during and after a run, and the plan that fixes it.
+"""ε before, during and after a run: the plan, the run that keeps to it, and the statement.
 
-It imports `core` alone, for what draws a batch, and needs no extra: dp-accounting does the sums.
+Of bam's folders it imports `core` alone. dp-accounting does the sums; only random allocation needs
+an extra.
 """

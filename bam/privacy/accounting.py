@@ -20,10 +20,10 @@ from bam.core import scalars
 from bam.errors import InputError
 from bam.privacy import pld, tradeoff
 
-# Outside this range ε means nothing, and rounding errors or long privacy loss distributions spoil
-# it. No training has more steps, and rounding errors grow with their number.
+# Range of a target ε. Outside it ε means nothing, and rounding errors or long privacy loss
+# distributions spoil it.
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 256
-LARGEST_NUM_STEPS = 10**7
+LARGEST_NUM_STEPS = 10**7  # no training has more, and rounding errors grow with their number
 # Below, σ protects nobody and ε is infinite; above, nothing is learnt. Powers of both would leave
 # the range of floats.
 SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e6
@@ -131,8 +131,9 @@ def cached_epsilon(
 def joint_epsilon(mechanisms: Sequence[PoissonSteps], delta: float) -> float:
     """ε of several Poisson-sampled Gaussian mechanisms on the same data, at a given δ, by PLD.
 
-    Their privacy losses are composed, so the result is at most the sum of their ε, and usually much
-    less. Each σ, q and T must be positive. Errors are those of `epsilon`.
+    Their privacy losses are composed. If each has ε_i at δ_i and the δ_i add up to δ, the result is
+    at most the sum of the ε_i, and usually much less. Each σ, q and T must be positive. Errors are
+    those of `epsilon`.
 
     Examples:
       >>> half = PoissonSteps(noise_multiplier=1.5, sampling_prob=0.04, num_steps=1125)
@@ -199,9 +200,10 @@ def noise_multiplier(
 ) -> float:
     """The smallest noise multiplier σ that keeps T steps within (ε, δ).
 
-    `epsilon(noise_multiplier=σ, …)` is never above the target, which must be from 0.001 to 256. It
-    is at most a relative 1e-5 below the target, or further if σ below 0.1 or any noise would do, or
-    if ε jumps. The other arguments and errors are those of `epsilon`, with q and T above 0.
+    `epsilon(noise_multiplier=σ, …)` is never above the target, which must be from 0.001 to 256. ε
+    is at most a relative 1e-5 below the target; it is further below if a σ below 0.1 suffices, if q
+    · T ≤ δ, or if ε jumps. The other arguments and errors are those of `epsilon`, with q and T
+    above 0.
 
     Examples:
       >>> steps = {"sampling_prob": 0.1, "num_steps": 10, "delta": 1e-5}
@@ -222,13 +224,13 @@ def _noise_multiplier(
 ) -> float:
     steps = (prob, num_steps, delta)
 
-    def exactly(sigma: float) -> float:
+    def by_accountant(sigma: float) -> float:
         check_noise_multiplier(sigma)
         return cached_epsilon(accountant, sigma, *steps)
 
-    # A cheap bound brackets σ; the exact one refines it.
+    # A cheap bound brackets σ; the accountant's own refines it.
     sigma = least_noise(lambda s: _by_rdp(s, *steps, FEW_ORDERS), target, 1.0, 1e-2)
-    any_noise_will_do = prob * num_steps <= delta  # an example is drawn at all with at most δ
+    any_noise_will_do = prob * num_steps <= delta  # P(an example is ever drawn) ≤ δ
     if sigma < LEAST_PLD_NOISE or any_noise_will_do:
         return 1.01 * sigma
     spacing = min(pld.COARSE, target / 50, prob / sigma)
@@ -237,9 +239,9 @@ def _noise_multiplier(
         at = lambda s: by_coarse_pld(s, *steps)  # noqa: E731
         sigma = least_noise(at, target, sigma, 1e-6)
         # The coarse table's error is nearly the same for any σ nearby, so it is measured once.
-        aim = (1 - 4e-6) * target + (target - exactly(sigma))
+        aim = (1 - 4e-6) * target + (target - by_accountant(sigma))
         sigma = least_noise(at, aim, sigma, 1e-6)
-    return least_noise(exactly, target, sigma, 1e-5)
+    return least_noise(by_accountant, target, sigma, 1e-5)
 
 
 def _by_pld(sigma: float, prob: float, num_steps: int, delta: float) -> float:

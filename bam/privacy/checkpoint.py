@@ -122,6 +122,7 @@ def read(
         # NumPy itself would leave a damaged file open.
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             header = json.loads(file["arr_0"].tobytes())
+            # Exactly these keys and types: another version's file is refused.
             if {name: type(value) for name, value in header.items()} != HEADER:
                 raise damaged
             for i, (name, dtype, shape) in enumerate(header["leaves"], start=1):

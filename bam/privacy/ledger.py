@@ -3,9 +3,8 @@
 Without a seed, a step that a crash lost is repeated with another batch and other noise. Something
 of the lost step may have been seen: a metrics row, TensorBoard, the terminal. So it counts. Every
 step is written here, and forced to the disk, before it is taken. A run begins at most
-`plan.num_steps`
-steps: the T steps of training, and the spare ones. Spare steps replace lost ones; once they are
-used up, each further lost step ends the run one step earlier.
+`plan.num_steps` steps: those of training, and the spare ones. Spare steps replace lost ones; once
+they are used up, each further lost step ends the run one step earlier.
 
 Noise that is correlated over b steps is kept in memory alone, as the key is. So when a run resumes,
 its noise starts anew, and the parts of the data are drawn anew. An example can then be drawn twice
@@ -95,7 +94,7 @@ class Ledger:
             raise InputError(
                 f"{path} {what}: what this run has spent is not known; choose another folder"
             )
-        # One step more is in the file if it was counted and then refused.
+        # The last `begin` may have counted one step and then raised, as for another process's byte.
         self.begun = min(written, plan.num_steps)
         if processes.writes():
             self._file = path.open("ab", buffering=0)
@@ -106,7 +105,7 @@ class Ledger:
             self._file.close()
 
     def last_step(self, step: int) -> int:
-        """The last step of training from `step` on: T, or less if too many steps were lost."""
+        """The last step of training from `step` on: the planned one, or less after lost steps."""
         return min(self._plan.training_steps, step + self._plan.num_steps - self.begun)
 
     def begin(self) -> None:

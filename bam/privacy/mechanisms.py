@@ -22,7 +22,8 @@ from bam.privacy import accounting
 from bam.privacy.accounting import poisson_event, poisson_steps
 from bam.privacy.rounding import rounded_up
 
-# The relation of neighbouring data sets, in few words and in more; the second if N was given.
+# The relation of neighbouring data sets: in few words, which continue "of N examples", and in full.
+# It is `add_or_remove_one` if N was given.
 ADJACENCIES = {
     "zero_out": (
         "zero-out: one",
@@ -59,8 +60,9 @@ class OwnEvent(DpEvent):
 class Mechanism:
     r"""A way to draw batches and to correlate Gaussian noise over steps, with its ε.
 
-    Everything in it is public. σ is the standard deviation of the fresh noise on a step's sum
-    divided by S, the largest norm of *one* example's bounded gradient.
+    Everything in it is public. σ is the noise multiplier: the fresh noise on a step's sum has at
+    least the standard deviation σS, where S is the largest norm of *one* example's bounded
+    gradient.
 
     Attributes:
       sampling_prob: the probability that an example is in the batch of a step, the same for all
@@ -68,7 +70,7 @@ class Mechanism:
       batches: the way to draw batches, in few words, with `{unit}` for "example" or "user".
       sampling: the same for readers of a release, with the random generator.
       draw: `(seed, step) -> sorted row numbers` of a step's batch. Each pair has its own random
-        stream. The seed is a non-negative integer of any size; keep it secret.
+        stream. The seed is an integer from 0 to 2^256 - 1; keep it secret.
       capacity: `probability -> rows`: a number of rows that a draw exceeds with at most this
         probability, see `bam.core.sampling.pad`.
       event: `(σ, T) -> event` that dominates T steps: Poisson-sampled Gaussians with independent
@@ -77,10 +79,9 @@ class Mechanism:
         noise. `draw` must not draw an example twice within as many steps as there are numbers.
       check: `(unit, accountant, private)` of a plan -> None; InputError for a plan to which the
         mechanism's ε does not apply, whatever its numbers.
-      period: the length of the blocks of steps that ε counts as one. Within a block an example is
-        drawn at most once. A run without a seed takes another seed whenever it
-        resumes, and the missing steps of its period count as begun. So ε must cover T steps that
-        are cut into whole periods.
+      period: b, if ε is that of ⌈T/b⌉ blocks of b steps, in each of which an example is drawn at
+        most once. A run without a seed takes a new seed when it resumes, so the missing steps of
+        its block count as begun.
     """
 
     sampling_prob: float

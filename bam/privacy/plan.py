@@ -26,7 +26,7 @@ from bam.privacy.accounting import PoissonSteps, poisson_steps
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism
 from bam.privacy.rounding import rounded_down, rounded_up
 
-SMALLEST_DELTA = 1e-100  # so that shares of it are numbers
+SMALLEST_DELTA = 1e-100  # so that a share of it does not underflow
 OVERFLOW_SHARE = 1e-3  # share of δ, see `PrivacyPlan.overflow`
 READERS = {int: scalars.whole, float: scalars.number, bool: scalars.flag}
 # Keys of a plan.json; "mechanism_name" is written as "mechanism".
@@ -67,7 +67,7 @@ class Population:
         """The user of each row, as a number in the order of ids; InputError unless N users."""
         if groups is None or not self.group_size:
             raise InputError(
-                "groups, the user of each row, and group_size, the most rows used of each"
+                "give both groups (the user of each row) and group_size (the most rows of each)"
             )
         ids = with_id(groups)
         if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
@@ -128,8 +128,8 @@ class PrivacyPlan:
         """The plan in a `plan.json`, see `to_json`.
 
         A record may be a stranger's, so code that it names is not run. InputError for a user's own
-        mechanism, for a plan that `make_plan` would not have made, and for a record of bam 0.1 or
-        0.2.
+        mechanism, for numbers that are out of range or disagree, and for a record of bam 0.1 or
+        0.2. σ is not checked against ε here, see `check_epsilon`.
         """
         # `to_json` writes `mechanism` for `mechanism_name`.
         keys = {key.replace("mechanism_name", "mechanism") for key in RECORDED}
@@ -194,7 +194,7 @@ class PrivacyPlan:
 
     @property
     def sampling_prob(self) -> float:
-        """The sampling probability, q = l/N."""
+        """The ratio l/N: the sampling probability q, but for random allocation, whose q is 1/b."""
         return self.expected_batch_size / max(1, self.num_examples)
 
     @property
@@ -259,7 +259,7 @@ class PrivacyPlan:
 
     @functools.cached_property
     def capacity(self) -> int:
-        """Rows of a padded batch, which any draw of the run exceeds with at most `overflow`."""
+        """Rows of a padded batch, which any draw of the run exceeds with probability `overflow`."""
         # A union bound: each step may overflow with its share of the probability.
         return self.mechanism.capacity(self.overflow / self.num_steps)
 
@@ -269,7 +269,7 @@ class PrivacyPlan:
 
     @property
     def training_steps(self) -> int:
-        """T, the number of steps of training, without the spare ones."""
+        """The number of steps of training: T without the spare ones."""
         return self.num_steps - self.spare_steps
 
     def epsilon_after(self, num_steps: int) -> float:
@@ -278,7 +278,7 @@ class PrivacyPlan:
         It is `inf` for a non-private run. BudgetExhaustedError for more steps than planned.
         """
         self.check_steps(num_steps)
-        if self.noise_multiplier == 0:  # accountants refuse σ = 0
+        if self.noise_multiplier == 0:  # without privacy, δ may be one that an accountant refuses
             return math.inf if num_steps else 0.0
         return self.mechanism.epsilon(
             noise_multiplier=self.noise_multiplier,
@@ -404,8 +404,9 @@ def make_plan(
 def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
     """ε at a given δ of several runs together, on the same data; an upper bound by PLD.
 
-    The privacy losses of all planned steps are composed. The result is at most the sum of the
-    plans' ε, at a δ that need not be the sum of theirs. The runs must have independent batches and
+    The privacy losses of all planned steps are composed. At the sum of the plans' δ the result is
+    at most the sum of their ε, and usually much less. At a smaller δ it may be more. The runs must
+    have independent batches and
     noise: no seed, or different seeds. A plan does not say that.
 
     Raises an InputError if there is no plan, a plan is not private, its ε does not come from

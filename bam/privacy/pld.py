@@ -80,7 +80,8 @@ def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: flo
         return math.sqrt(num_steps) / noise_multiplier
     composed, error = _composed(noise_multiplier, sampling_prob, num_steps, FINE)
     epsilons = np.linspace(0, up_to, 2001)
-    # At most 1, as of `deltas`: no μ has more, and the search would not end.
+    # δ is at most 1, though the added error may lift it above: no μ gives more, and the search
+    # would not end.
     deltas = np.minimum(1.0, np.asarray(composed.get_delta_for_epsilon(epsilons[:-1])) + error)
 
     def excess(mu: float) -> float:  # falls with μ; at most 0 if μ bounds all of them
@@ -100,7 +101,7 @@ def _composed(
     noise_multiplier: float, sampling_prob: float, num_steps: int, spacing: float
 ) -> tuple[PrivacyLossDistribution, float]:
     """The distribution of T steps, and the rounding error of its δ."""
-    if sampling_prob == 1:  # T Gaussians compose to one
+    if sampling_prob == 1:  # T Gaussians compose to one, so nothing is rounded
         return step_pld(noise_multiplier / math.sqrt(num_steps), 1.0, spacing), 0.0
     step = step_pld(noise_multiplier, sampling_prob, spacing)
     return step.self_compose(num_steps), ROUNDING * num_steps

@@ -47,7 +47,7 @@ from bam.provenance import git_commit
 
 
 class DrawnBatch(NamedTuple):
-    """The examples of one step, drawn by a `PrivateTraining`; all fields are as secret as they.
+    """The examples of one step of a `PrivateTraining`; all fields are as secret as the examples.
 
     You may replace a row's values by others of the same shape, computed from that row alone. Rows
     cannot be added, and `mask`, `step` and `run` must stay as they are.
@@ -223,12 +223,12 @@ class PrivateTraining:
 
     @property
     def steps_begun(self) -> int:
-        """Number of batches drawn so far, including those that a crash lost."""
+        """Number of steps counted: drawn, lost in a crash, or missing from a period."""
         return self._run.steps_begun
 
     @property
     def epsilon_spent(self) -> float:
-        """ε of the batches drawn so far, at the plan's δ."""
+        """ε of `steps_begun` steps, at the plan's δ."""
         return self._run.epsilon_spent
 
     def batches(self, data: PyTree) -> Iterator[DrawnBatch]:
@@ -253,7 +253,7 @@ class PrivateTraining:
             num = len(self._groups)
             planned = f"{num} rows of users"
         elif self.plan.num_examples_given and leaves and np.shape(leaves[0]):
-            num = min(num, max(1, len(leaves[0])))
+            num = min(num, max(1, len(leaves[0])))  # an empty array fails the check below
         for leaf in leaves:
             if not np.shape(leaf) or len(leaf) != num:
                 raise InputError(
@@ -509,7 +509,7 @@ class PrivateTraining:
     def restore(self, like: PyTree) -> PyTree:
         """The last saved pytree, with the structure of `like`; `like` itself if none was saved.
 
-        Only the secrets in a state of `init` are taken from `like`. InputError if other arrays were
+        A state of `init` gets this training's own key and words. InputError if other arrays were
         saved, or the training has no folder.
         """
         if self._run.folder is None:
@@ -654,6 +654,7 @@ def _words_of(
 
     Each place has its own word, so another mask has another sum, except for one in 2^32.
     """
+    # The constants and the mix are xxHash's; any good hash of 32 bits would do.
     xp: Any = np if isinstance(mask, np.ndarray) else jnp
     words = xp.arange(1, mask.size + 1, dtype=xp.uint32) * xp.uint32(0x9E3779B1)
     words = (words ^ (words >> 15)) * xp.uint32(0x85EBCA77)
@@ -682,7 +683,7 @@ def _merged(trained: PyTree, frozen: PyTree) -> PyTree:
 def in_words(value: Any, above: tuple[int, ...] = ()) -> str:
     """Describes a function by its name and values, with the same text in every process.
 
-    For example "bam.core.clipping.normalize.<locals>.update(bound=1.0, floor=0.01)". The values are
+    For example "[bam.core.clipping._normalize(params=None), [], [1.0, 0.01]]". The values are
     those that it closes over, its defaults and, for objects, plain attributes. An array is
     described by a digest. The function's code is not part of the text.
     """

@@ -104,7 +104,7 @@ def epsilon_of_random_allocation(
         return 0.0
     if noise_multiplier == 0:
         return math.inf
-    epochs = -(-num_steps // batches_per_epoch)
+    epochs = -(-num_steps // batches_per_epoch)  # an unfinished epoch counts as a whole one
     return cached_epsilon(noise_multiplier, batches_per_epoch, epochs, delta)
 
 

@@ -78,7 +78,8 @@ class PrivateRun:
     Attributes:
       seed: as given.
       step: the last drawn step; 0 before the first. After `open`, the step of the checkpoint.
-      lost: number of steps that earlier processes began but did not save; they count.
+      lost: number of counted steps that no checkpoint has: those that earlier processes began and
+        did not save, and missing steps of a period.
       more: a JSON object that the caller keeps in checkpoints beside the state.
       folder: of the run; None until `open`.
       processes: the processes that took steps, as `ledger.this_process` describes them.
@@ -127,7 +128,7 @@ class PrivateRun:
         return seeds.host_key(self._stream, label)
 
     def steps(self) -> Iterator[int]:
-        """Yields the remaining steps, from 1. Each is counted on the disk before it is yielded.
+        """Yields the remaining steps, numbered from 1 in a run; counts each on the disk first.
 
         A plan that is used up has none. Raises InputError after `close`, RuntimeError in a fork,
         BlockingIOError if another process counts here, and OSError if a step cannot be counted.
@@ -150,12 +151,12 @@ class PrivateRun:
 
     @property
     def end(self) -> int:
-        """The last step of the run: T, or less if too many steps were lost."""
+        """The last step of the run: `plan.training_steps`, or less if too many steps were lost."""
         return self._ledger.last_step(self.step)
 
     @property
     def steps_begun(self) -> int:
-        """Number of steps begun, lost ones included."""
+        """Number of steps counted, lost ones and missing steps of a period included."""
         return self._ledger.begun
 
     @property

@@ -101,7 +101,8 @@ class Selection:
         total = math.log(1 / gamma) if shape == 0 else math.expm1(-shape * math.log(gamma)) / shape
         k, probability = 1, (1 - gamma) / total
         left = int(uniform * UNIT)
-        # Far in the tail, the rest is only the rounding of the probabilities.
+        # Far in the tail, the rest is only the rounding of the probabilities. For a large shape the
+        # first probabilities are tiny and rise, hence the mean.
         while left >= (share := int(probability * UNIT)) and (
             k < self.trials_mean or probability > 1e-30
         ):

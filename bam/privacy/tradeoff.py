@@ -113,7 +113,8 @@ def profile_tradeoff(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
 def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
     r"""The trade-off function of a mechanism that sees each example with probability p.
 
-    $C_p(f) = \min\{f_p, f_p^{-1}\}^{**}$ with $f_p = p f + (1 - p) Id$. For a symmetric f with
+    $C_p(f) = \min\{f_p, f_p^{-1}\}^{**}$ with $f_p = p f + (1 - p) Id$,
+    where Id(α) = 1 - α. For a symmetric f with
     fixed point α* it is f_p up to α*, the inverse of f_p beyond f_p(α*), and a straight line
     between. InputError unless p is in [0, 1].
     """

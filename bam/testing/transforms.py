@@ -133,6 +133,7 @@ def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
             for value in (*function.structure, *function.numbers):
                 if _is_changeable(value):
                     yield f"a number, of type {type(value).__name__}"
+                stack.extend(_functions(value))
             continue
         function = inspect.unwrap(function) if callable(function) else None
         if not isinstance(function, types.FunctionType) or function in seen:
@@ -146,9 +147,12 @@ def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
                 continue
             if _is_changeable(value):
                 yield f"{name}, of type {type(value).__name__}"
-            # A transform that this one wraps: its functions may keep such values, too.
-            parts = value if isinstance(value, optax.GradientTransformation) else (value,)
-            stack.extend(parts)
+            stack.extend(_functions(value))
+
+
+def _functions(value: object) -> tuple[object, ...]:
+    """The functions of a transform that another wraps, because they may keep such values, too."""
+    return tuple(value) if isinstance(value, optax.GradientTransformation | tuple) else (value,)
 
 
 def _is_changeable(value: object) -> bool:

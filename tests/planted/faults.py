@@ -195,7 +195,7 @@ FAULTS = (
     _fault("statement_without_s",
         "A statement does not say S.",
         "privacy/PRIVACY.md.template",
-        "| S, sensitivity | how far one $unit moves the sum, in L2 | $sensitivity |\n",
+        "| S, sensitivity | how far one $unit can move the sum, at most, in L2 | $sensitivity |\n",
         "",
         "statement"),
     _fault("seed_called_secret",
