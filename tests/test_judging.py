@@ -265,7 +265,7 @@ def test_figures_of_a_stranger_break_no_page(forged, tmp_path):
 
 
 def run_of(accuracy=0.5, loss=1.0, **more):
-    return runs.Run({}, [], {"test_accuracy": accuracy, "test_loss": loss, "figures": more})
+    return runs.FinishedRun({}, [], {"test_accuracy": accuracy, "test_loss": loss, "figures": more})
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ from bam.training.step import TrainState
 from bam.training.trainer import Trainer
 
 
-class Run(NamedTuple):
-    """The record of a run: each step's noise, and the examples in its batch.
+class ObservedRun(NamedTuple):
+    """A run as an observer records it: each step's noise, and the examples in its batch.
 
     A row of `noise` has all leaves of a step, divided by the planned deviation σ·S. `renewed` is
     the step after which secret randomness was drawn anew, 0 if it was not.
@@ -42,14 +42,14 @@ class Run(NamedTuple):
     members: Bool[np.ndarray, "steps examples"]
     renewed: int = 0
 
-    def parts(self) -> list["Run"]:
+    def parts(self) -> list["ObservedRun"]:
         """The run before and after new randomness was drawn, or the run itself if it was not."""
         cuts = [self.renewed] if self.renewed else []
         pieces = (np.split(x, cuts) for x in (self.noise, self.members))
-        return [Run(*piece) for piece in zip(*pieces, strict=True)]
+        return [ObservedRun(*piece) for piece in zip(*pieces, strict=True)]
 
 
-def record(trainer: Trainer, seed: int | None, cut: int = 0) -> Run:
+def record(trainer: Trainer, seed: int | None, cut: int = 0) -> ObservedRun:
     """Runs `loop.train` and records it; unless `cut` is 0, stops after that step and resumes.
 
     The model must be small, because all noise stays in memory. InputError if the run is not
@@ -82,7 +82,7 @@ def record(trainer: Trainer, seed: int | None, cut: int = 0) -> Run:
             with contextlib.suppress(loop.StoppedError):
                 loop.train(recorded, seed, workdir, should_stop=lambda: len(noise) == cut)
         loop.train(recorded, seed, workdir)
-    return Run(np.array(noise), np.array(members), renewed=cut if seed is None else 0)
+    return ObservedRun(np.array(noise), np.array(members), renewed=cut if seed is None else 0)
 
 
 def audit(trainer: Trainer) -> dict[str, float]:
@@ -91,7 +91,7 @@ def audit(trainer: Trainer) -> dict[str, float]:
     return p_values(trainer, [record(trainer, seed, cut) for seed in (0, None, None)])
 
 
-def p_values(trainer: Trainer, runs: Sequence[Run]) -> dict[str, float]:
+def p_values(trainer: Trainer, runs: Sequence[ObservedRun]) -> dict[str, float]:
     """p-values of recorded runs, tested against the plan and against each other.
 
     They are those of `checks.noise_p_values` and `checks.batches_p_values`; see `checks.failures`.

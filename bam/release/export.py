@@ -30,7 +30,7 @@ from bam.privacy.run import CHECKPOINTS
 from bam.privacy.selection import CHOSEN
 from bam.provenance import git_commit
 from bam.release.load import WRONG_WEIGHTS, Released, Shapes, build, check_shapes, load
-from bam.release.records import Run, read
+from bam.release.records import RunRecords, read
 from bam.training import parts
 from bam.training.keys import BY_NAME
 
@@ -143,7 +143,7 @@ def _without_locations() -> Iterator[None]:
         jax.config.update("jax_traceback_in_locations_limit", before)
 
 
-def _check(run: Run, nominal: bool) -> None:
+def _check(run: RunRecords, nominal: bool) -> None:
     """InputError for a run that must not be released, or not with its statement."""
     name = f"the run in {run.workdir}"
     if not run.summary:
@@ -165,7 +165,7 @@ def made_by() -> str:
     return f"bam {bam.__version__}, commit {git_commit()}"
 
 
-def statement_of(run: Run, exported_by: str, released: str = statement.FOLDER) -> str:
+def statement_of(run: RunRecords, exported_by: str, released: str = statement.FOLDER) -> str:
     """The text of `PRIVACY.md` of a finished run."""
     # The name of a user's own data set stays private, as in `settings`.
     own_parts = {
@@ -199,7 +199,7 @@ def public_keys(config: JsonObject) -> list[str]:
     return public
 
 
-def settings(run: Run) -> JsonObject:
+def settings(run: RunRecords) -> JsonObject:
     """The public part of a run's config, with its sections.
 
     If the data set is the user's own, its name is "folder" here and its path is left out.
@@ -216,7 +216,7 @@ def settings(run: Run) -> JsonObject:
     return stated
 
 
-def data_in_words(run: Run) -> str:
+def data_in_words(run: RunRecords) -> str:
     """The public description of a run's data."""
     name = _public_name(run)
     return f"the data set `{name}`" if name else "a data set of its author's own"
@@ -230,14 +230,14 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, bool | int | float)
 
 
-def _public_name(run: Run) -> str:
+def _public_name(run: RunRecords) -> str:
     """The name of a data set that bam knows; "" for a user's own, whose name is part of a path."""
     # The summary has the data that were used, which a caller may have passed in.
     name = run.summary.get("dataset", "")
     return name if name in datasets.DATASETS and name == run.config["dataset"]["name"] else ""
 
 
-def _describe_model(run: Run) -> JsonObject:
+def _describe_model(run: RunRecords) -> JsonObject:
     """The contents of `model.json`, from which `load` makes the network again; all public."""
     section = run.config["model"]
     is_own = ":" in section["name"]
@@ -275,7 +275,7 @@ def _describe_model(run: Run) -> JsonObject:
     }
 
 
-def _averaged(run: Run, like: Shapes) -> PyTree:
+def _averaged(run: RunRecords, like: Shapes) -> PyTree:
     """The averaged weights after the last step and the frozen ones, with LoRA's factors merged."""
     newest = checkpoint.newest(run.workdir / CHECKPOINTS)
     if newest is None:

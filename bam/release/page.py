@@ -17,7 +17,7 @@ from bam.files import JsonObject, one_line
 from bam.privacy import statement
 from bam.release import export, plots
 from bam.release.plots import Chart
-from bam.release.records import NOT_PRIVATE, RECORDED, Run
+from bam.release.records import NOT_PRIVATE, RECORDED, RunRecords
 from bam.training import config as base
 from bam.training import methods
 from bam.training.rundir import as_json, divergence, flat
@@ -42,7 +42,7 @@ _TEMPLATES.filters["markdown"] = MarkdownIt("zero").enable(_RULES).render
 _TEMPLATES.filters |= {"rounded": statement.rounded, "svg": plots.svg}
 
 
-def page(run: Run, *, public: bool, made_by: str) -> str:
+def page(run: RunRecords, *, public: bool, made_by: str) -> str:
     """The page's HTML; `made_by` has the version and commit of the code.
 
     A public page leaves out all that was computed from data without being covered by ε, and every
@@ -81,7 +81,7 @@ def page(run: Run, *, public: bool, made_by: str) -> str:
     )
 
 
-def attacker_charts(run: Run, counted: int) -> list[Chart]:
+def attacker_charts(run: RunRecords, counted: int) -> list[Chart]:
     """Charts of an attacker's power after `counted` steps, and of ε over the steps."""
     plan = run.plan
     steps = sorted({round(plan.num_steps * i / 12) for i in range(13)} | {counted})
@@ -103,7 +103,7 @@ def attacker_charts(run: Run, counted: int) -> list[Chart]:
     ]
 
 
-def _charts(run: Run, prefix: str) -> list[Chart]:
+def _charts(run: RunRecords, prefix: str) -> list[Chart]:
     """A chart over training for each metric whose name begins with `prefix`."""
     charts = []
     for key in sorted({key for row in run.rows for key in row if key.startswith(prefix)}):

@@ -22,7 +22,7 @@ NOT_PRIVATE = "not_private/"  # prefix of the metrics of training examples
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunRecords:
     """The records of a run. Each text is one line, so that it cannot pass for a page's own words.
 
     Attributes:
@@ -92,7 +92,7 @@ def _check_bound(record: JsonObject) -> None:
     check_std(record["noise_multiplier"] * record["sensitivity"])
 
 
-def read(workdir: Path) -> Run:
+def read(workdir: Path) -> RunRecords:
     """Reads the records of a run; InputError, in one line, if they are missing or damaged."""
     if not (workdir / "config.json").exists():
         raise InputError(f"{workdir} is not the folder of one run: it has no config.json")
@@ -117,7 +117,7 @@ def read(workdir: Path) -> Run:
     counts += [int(x.name) for x in (workdir / "checkpoints").glob("*") if x.name.isdecimal()]
     ledger = workdir / "steps_begun"
     counts += [ledger.stat().st_size] if ledger.exists() else []
-    return Run(
+    return RunRecords(
         workdir=workdir,
         config=one_line(config, without=""),  # bars stay: `trainable` is a regular expression
         plan=parsed,

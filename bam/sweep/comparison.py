@@ -22,7 +22,7 @@ from bam.extras import needs
 from bam.files import JsonObject
 from bam.models.figures import LOWER_IS_BETTER, NAMES
 from bam.privacy import accounting
-from bam.sweep.runs import Configs, Run, with_seeds
+from bam.sweep.runs import Configs, FinishedRun, with_seeds
 from bam.training import devices, keys, parts, rundir, trainer
 from bam.training.config import add_options
 
@@ -41,7 +41,7 @@ PERCENT = ("accuracy", "balanced_accuracy", "recall")
 # these, and luck in a choice does not improve the final numbers.
 SEARCHING = 1000
 
-Runs = Mapping[str, Mapping[int, Run]]  # label -> seed -> run
+Runs = Mapping[str, Mapping[int, FinishedRun]]  # label -> seed -> run
 
 
 class Estimate(NamedTuple):
@@ -153,7 +153,7 @@ class Study:
     groups: Mapping[str, ConfigDict]
     baseline: Callable[[str], str | None]
     columns: Mapping[str, Callable[[Any], str]] = dataclasses.field(default_factory=dict)
-    fields: Callable[[str, Sequence[Run]], JsonObject] = lambda label, runs: {}
+    fields: Callable[[str, Sequence[FinishedRun]], JsonObject] = lambda label, runs: {}
     first_seed: int = 0
     folder: str = ""
     metric: str = "accuracy"
@@ -282,7 +282,7 @@ def is_percent(metric: str) -> bool:
     return metric.partition("/")[0] in PERCENT
 
 
-def metric_by_seed(runs: Mapping[int, Run], metric: str) -> dict[int, float]:
+def metric_by_seed(runs: Mapping[int, FinishedRun], metric: str) -> dict[int, float]:
     """Seed -> metric, in % if `is_percent`; without the runs that diverged and so lack it.
 
     InputError, with the names in the summary, if a run that did not diverge lacks it.
@@ -353,7 +353,7 @@ def summary_row(study: Study, label: str, runs: Runs) -> JsonObject:
     }
 
 
-def mean_diagnostic(runs: Mapping[int, Run], quantity: str) -> list[float]:
+def mean_diagnostic(runs: Mapping[int, FinishedRun], quantity: str) -> list[float]:
     """A diagnostic's mean over training, for each run with finite values of it."""
     key = f"not_private/{quantity}"
     series = [[r.get(key) for r in run.rows if r["step"]] for run in runs.values()]

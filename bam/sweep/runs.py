@@ -26,7 +26,7 @@ Configs = Mapping[str, ConfigDict]
 Key = TypeVar("Key", bound=Hashable)
 
 
-class Run(NamedTuple):
+class FinishedRun(NamedTuple):
     """The files of a finished run: its config, rows of metrics and summary."""
 
     config: JsonObject
@@ -39,13 +39,13 @@ class Run(NamedTuple):
         return dict(self.config["method"])
 
 
-def read(folder: Path) -> Run:
+def read(folder: Path) -> FinishedRun:
     """Reads a finished run."""
     config, summary = (files.read_json(folder / f"{name}.json") for name in ("config", "summary"))
-    return Run(config, rundir.read_rows(folder), summary)
+    return FinishedRun(config, rundir.read_rows(folder), summary)
 
 
-def finished(configs: Configs, workdir: Path) -> dict[str, Run]:
+def finished(configs: Configs, workdir: Path) -> dict[str, FinishedRun]:
     """The finished runs; InputError for a folder that holds a run of another config."""
     runs = {}
     for name, config in configs.items():
@@ -56,7 +56,7 @@ def finished(configs: Configs, workdir: Path) -> dict[str, Run]:
     return runs
 
 
-def by_seed(groups: Mapping[Key, Configs], workdir: Path) -> dict[Key, dict[int, Run]]:
+def by_seed(groups: Mapping[Key, Configs], workdir: Path) -> dict[Key, dict[int, FinishedRun]]:
     """Group -> seed -> run, for the finished runs."""
     return {
         key: {configs[name].seed: run for name, run in finished(configs, workdir).items()}

@@ -98,7 +98,7 @@ def run_missing(
     workdir: Path,
     should_stop: Callable[[], bool],
     log: Callable[[str], None],
-) -> dict[str, dict[int, runs.Run]]:
+) -> dict[str, dict[int, runs.FinishedRun]]:
     """Trains the missing runs, seed by seed, until all are finished or `should_stop` is true.
 
     A progress bar counts the steps of all runs. `log` is called with a line about each run.

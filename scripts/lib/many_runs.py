@@ -32,7 +32,7 @@ def carry_out(study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
     return rows, trained
 
 
-def run_missing(groups: Mapping[str, runs.Configs]) -> dict[str, dict[int, runs.Run]]:
+def run_missing(groups: Mapping[str, runs.Configs]) -> dict[str, dict[int, runs.FinishedRun]]:
     """Trains what is missing in `--workdir`; group -> seed -> finished run."""
     console.use_compilation_cache()
     stop = console.stop_after(flags.FLAGS.max_seconds)

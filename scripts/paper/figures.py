@@ -83,7 +83,7 @@ def _series(name: str) -> Series:
     return Series(slug, config.method.to_dict(), configs)
 
 
-def _rows(series: Series, trained: Mapping[int, runs.Run]) -> list[list[JsonObject]]:
+def _rows(series: Series, trained: Mapping[int, runs.FinishedRun]) -> list[list[JsonObject]]:
     """Metrics rows, one list per seed, with `cosine_others`.
 
     ĝ contains g_i/n, so that even unrelated gradients of one norm have a mean cosine of 1/√n with

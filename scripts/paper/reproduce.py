@@ -16,7 +16,7 @@ from bam.errors import InputError
 from bam.sweep import plot
 from bam.sweep.comparison import Study
 from bam.sweep.plot import plt
-from bam.sweep.runs import Run
+from bam.sweep.runs import FinishedRun
 from bam.training.methods import label
 from scripts.lib import many_runs
 
@@ -73,7 +73,7 @@ def main() -> None:
             name, _, epsilon = cells[label]
             return f"{name} dp_sgd ε={epsilon:g}"
 
-        def facts(label: str, runs: Sequence[Run]) -> dict[str, Any]:
+        def facts(label: str, runs: Sequence[FinishedRun]) -> dict[str, Any]:
             name, method, epsilon = cells[label]
             paper = PAPER.get(groups[label].dataset.name, {}).get(epsilon, {})
             ours, theirs = paper.get(method), paper.get("dp_sgd")
