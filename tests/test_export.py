@@ -438,8 +438,8 @@ def test_a_stranger_s_weights_are_checked(release, tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("model.json", "[" * 100_000, "is damaged: more than 50 lists"),
-        ("model.json", '{"a":' * 60 + "1" + "}" * 60, "is damaged: more than 50 lists"),
+        ("model.json", "[" * 100_000, "is damaged: more than 50 nested lists"),
+        ("model.json", '{"a":' * 60 + "1" + "}" * 60, "is damaged: more than 50 nested lists"),
         ("weights", {"a": 1.0, "a/x": 1.0}, "are not those of the model it describes"),
         ("weights", {"bias": 1.0, "bias/x": 1.0, "weight": 1.0}, "are not those of the model"),
         ("weights", {"": 1.0}, "are not those of the model it describes"),
