@@ -47,7 +47,6 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
     """Writes the data set of a folder or an archive, and says what became of the images."""
     if not given.out:
         raise InputError("--out is required: folder for the data set")
-    _check(given)
     if not packed.is_packed(folder):
         _import(given, folder, console.say)
         return
@@ -62,30 +61,6 @@ def import_folder(given: flags.FlagValues, folder: Path) -> None:
             _import(given, place, lambda *lines: console.say(*map(named, lines)))
         except (InputError, OSError) as error:
             raise DataError(named(str(error))) from error
-
-
-def _check(given: flags.FlagValues) -> None:
-    """InputError for flags that do not go together."""
-    columns = "--user_column" * (given.user_column not in ("", "PatientID"))
-    columns = columns or "--split_column" * bool(given.split_column)
-    together = (
-        (given.labels, given.user_from, "--user_from is for folders of classes: give --user_column"
-         " with --labels"),
-        (columns, not given.labels, f"{columns} is a column of --labels, which is missing"),
-        (given.labels, given.test_folder, "--test_folder is for folders of classes: with --labels "
-         "give --split_column"),
-        (given.labels, not (given.classes or _kind(given) != "class"), "--labels needs --classes: "
-         "their names are public, the labels are not"),
-        (given.number, "," in given.label_column, "--number is of one column of --label_column"),
-        (given.target_offset or given.target_scale != 1, not given.number,
-         "--target_offset and --target_scale are for numbers: add --number"),
-        (given.stratify, _kind(given) != "class", "--stratify is for images of one class each"),
-        (given.stratify, given.test_folder or given.split_column, "--stratify chooses the test "
-         "images; --test_folder and --split_column give them"),
-    )  # fmt: skip
-    for one, other, line in together:
-        if one and other:
-            raise InputError(line)
 
 
 def _kind(given: flags.FlagValues) -> str:

@@ -103,6 +103,11 @@ def _private_search_flags_alone(given: flags.FlagValues) -> bool:
     return given.private or not any(given[name].present for name in PRIVATE_SEARCH)
 
 
+def _has_classes(given: flags.FlagValues) -> bool:
+    """Whether each image that `bam data import` reads is of one class."""
+    return not given.number and "," not in given.label_column
+
+
 PRIVATE_SEARCH = ("trials_mean", "trials_shape", "score", "score_noise")
 
 COMMANDS = {
@@ -411,6 +416,44 @@ it was stopped. Train on it with --config.dataset.name=folder --config.dataset.p
             Flag("test_folder", "", "a folder of classes of its own, with the test images"),
             Flag("strict", False, "refuse a file that cannot be read; else leave it out"),
             Flag("workers", 0, "threads that decode; 0: one for each core", least=0),
+        ),
+        (
+            Rule(
+                lambda given: not (given.labels and given.user_from),
+                "--user_from is for folders of classes: give --user_column with --labels",
+            ),
+            Rule(
+                lambda given: given.labels or given.user_column in ("", "PatientID"),
+                "--user_column is a column of --labels, which is missing",
+            ),
+            Rule(
+                lambda given: given.labels or not given.split_column,
+                "--split_column is a column of --labels, which is missing",
+            ),
+            Rule(
+                lambda given: not (given.labels and given.test_folder),
+                "--test_folder is for folders of classes: with --labels give --split_column",
+            ),
+            Rule(
+                lambda given: given.classes or not (given.labels and _has_classes(given)),
+                "--labels needs --classes: their names are public, the labels are not",
+            ),
+            Rule(
+                lambda given: not (given.number and "," in given.label_column),
+                "--number is of one column of --label_column",
+            ),
+            Rule(
+                lambda given: given.number or (given.target_offset, given.target_scale) == (0, 1),
+                "--target_offset and --target_scale are for numbers: add --number",
+            ),
+            Rule(
+                lambda given: not given.stratify or _has_classes(given),
+                "--stratify is for images of one class each",
+            ),
+            Rule(
+                lambda given: not (given.stratify and (given.test_folder or given.split_column)),
+                "--stratify chooses the test images; --test_folder and --split_column give them",
+            ),
         ),
         positional=True,
     ),
