@@ -247,7 +247,7 @@ def test_ctrl_c_ends_every_other_command_in_one_line(tmp_path):
 def test_asking_for_help_is_no_failure(command):
     done = run_command("bam", command, "--help")
     assert done.returncode == 0 and "--" in done.stdout, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert max(map(len, done.stdout.splitlines())) <= 80
     for flag in options.COMMANDS[command].flags:
         assert f"\n  --{flag.name}=" in done.stdout
     assert all(f"\n  {status} " in done.stdout for status in options.STATUSES)

@@ -296,7 +296,7 @@ def command(workdir, *more):
     ("flag", "message"),
     [
         (("--private", "--num_seeds=3"), "no --num_seeds"),
-        (("--noprivate",), "belong to --private"),
+        (("--noprivate",), "need --private"),
         (
             ("--private", "--smaller=4"),
             "no --smaller, no --out",
