@@ -367,7 +367,7 @@ def test_a_fault_is_not_said_to_be_bad_input_and_says_whose_it_is(fault, is_of_b
         fault()
     note = raised.value.__notes__[-1]
     assert ("please report it" in note) == is_of_bam
-    assert (f"a fault of {__file__}, which is no code of bam's" in note) == (not is_of_bam)
+    assert (f"a fault of {__file__}, which is not a part of bam" in note) == (not is_of_bam)
     assert capsys.readouterr().err == ""
 
 
@@ -382,7 +382,7 @@ def test_a_fault_in_a_command_shows_where_it_is_and_whose_it_is(tmp_path):
     )
     for fault, kind, told in (
         ("csv_text([[1], 2])", "TypeError: ", "please report it"),
-        ("list(zip([1], [], strict=True))", "ValueError: zip()", "no code of bam's"),
+        ("list(zip([1], [], strict=True))", "ValueError: zip()", "not a part of bam"),
     ):
         command = [sys.executable, "-c", program.format(fault)]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -420,7 +420,7 @@ def test_what_a_part_of_ones_own_refuses_is_bad_input_with_its_place(kind):
 MISTAKES = {
     "no arguments": (["train"], "--config is required: NAME:METHOD of a shipped config"),
     "an unknown flag": (
-        ["train", "--config=digits:dp_sgd", "--wrkdir=w"], "--wrkdir is no flag: did you mean --wo",
+        ["train", "--config=digits:dp_sgd", "--wrkdir=w"], "--wrkdir is not a flag: did you mean --wo",
     ),
     "a flag twice": (
         ["train", "--config=digits:dp_sgd", "--workdir=v", "--workdir=w"],
@@ -432,10 +432,10 @@ MISTAKES = {
     ),
     "a key without --config.": (
         ["train", "--config=digits:dp_sgd", "--epsilon=1"],
-        "key of the config: say --config.epsilon",
+        "key of the config: write --config.epsilon",
     ),
     "the last part of a key": (
-        ["sweep", "--config=digits", "--learning_rate=1"], "say --config.optimizer.learning_rate",
+        ["sweep", "--config=digits", "--learning_rate=1"], "write --config.optimizer.learning_rate",
     ),
     "a key without a config": (["train", "--config.epsilon=1"], "name the config first"),
     "a key of a command without a config": (["report", "--config.a=1"], "takes no config"),
