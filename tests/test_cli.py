@@ -420,7 +420,8 @@ def test_what_a_part_of_ones_own_refuses_is_bad_input_with_its_place(kind):
 MISTAKES = {
     "no arguments": (["train"], "--config is required: NAME:METHOD of a shipped config"),
     "an unknown flag": (
-        ["train", "--config=digits:dp_sgd", "--wrkdir=w"], "--wrkdir is not a flag: did you mean --wo",
+        ["train", "--config=digits:dp_sgd", "--wrkdir=w"],
+        "--wrkdir is not a flag: did you mean --wo",
     ),
     "a flag twice": (
         ["train", "--config=digits:dp_sgd", "--workdir=v", "--workdir=w"],
@@ -564,7 +565,7 @@ def test_a_narrow_table_leaves_columns_out_and_cuts_none(width, shown, monkeypat
         "31 of all 90",
     ]
     columns = tables.text("group", "ε", "accuracy", "p", "seconds")
-    screen.show(columns, [cells], kept=Path("out.md"), spared=["accuracy", "p"])
+    screen.show(columns, [cells], file=Path("out.md"), always=["accuracy", "p"])
     text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     header = next(line for line in text.splitlines() if line.strip())
     assert header.split() == shown.split()

@@ -302,8 +302,8 @@ def command(workdir, *more):
             "no --smaller, no --out",
         ),  # its ε would be ten times as large
         (("--private", "--out=table"), "no --smaller, no --out"),
-        (("--private", "--set=accountant=pld,rdp"), "--private sets accountant itself"),
-        (("--private", "--set=eval.every=1,2"), "--private sets eval.every itself"),
+        (("--private", "--set=accountant=pld,rdp"), "--private sets accountant: leave it out"),
+        (("--private", "--set=eval.every=1,2"), "--private sets eval.every: leave it out"),
     ],
 )
 def test_flags_that_a_private_search_has_no_use_for_are_one_line(flag, message, tmp_path):

@@ -467,11 +467,11 @@ are public.
             Flag("near_duplicates", False, "also count pictures that look alike"),
             Flag("classes", (), "public names of the classes; '': the folders' names"),
             Flag(
-                "test", 0.2, "share of images (with users: of users) for the test split", least=0,
+                "test", 0.2, "share of images or, if there are users, of users for the test split", least=0,
                 most=1
             ),
             Flag(
-                "stratify", 0, "number of test images (with users: of test users) of each class, "
+                "stratify", 0, "number of test images (with users: test users) of each class, "
                 "instead of --test; 0: a share of all", least=0,
             ),
             Flag("test_folder", "", "another folder of classes, with the test images"),
@@ -613,7 +613,7 @@ DEFINE: dict[type, Callable[..., Any]] = {
 
 
 def define(values: flags.FlagValues, rows: Sequence[Flag]) -> None:
-    """Defines flags in `values`; `config` as a string, of which `console.parse` makes a config."""
+    """Defines flags in `values`; `config` as a string, until `console.parse` makes a config of it."""
     for row in rows:
         kind = row.kind or (str if row.default is None else type(row.default))
         default: Any = list(row.default) if isinstance(row.default, tuple) else row.default

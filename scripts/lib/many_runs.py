@@ -26,7 +26,7 @@ def carry_out(study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
     num_seeds, workdir = flags.FLAGS.num_seeds, Path(flags.FLAGS.workdir)
     stop = console.stop_after(flags.FLAGS.max_seconds)
     rows, trained = studies.carry_out(study, num_seeds, workdir, out, stop, console.say)
-    screen.show(studies.columns(study.columns, rows), rows, kept=out.with_name(f"{out.name}.md"))
+    screen.show(studies.columns(study.columns, rows), rows, file=out.with_name(f"{out.name}.md"))
     if not studies.finished(trained, num_seeds):
         sys.exit(console.STOPPED)
     return rows, trained
