@@ -467,8 +467,8 @@ are public.
             Flag("near_duplicates", False, "also count pictures that look alike"),
             Flag("classes", (), "public names of the classes; '': the folders' names"),
             Flag(
-                "test", 0.2, "share of images or, if there are users, of users for the test split", least=0,
-                most=1
+                "test", 0.2, "share of images or, if there are users, of users for the test split",
+                least=0, most=1
             ),
             Flag(
                 "stratify", 0, "number of test images (with users: test users) of each class, "
@@ -613,7 +613,7 @@ DEFINE: dict[type, Callable[..., Any]] = {
 
 
 def define(values: flags.FlagValues, rows: Sequence[Flag]) -> None:
-    """Defines flags in `values`; `config` as a string, until `console.parse` makes a config of it."""
+    """Defines flags in `values`; `config` as a string, which `console.parse` replaces."""
     for row in rows:
         kind = row.kind or (str if row.default is None else type(row.default))
         default: Any = list(row.default) if isinstance(row.default, tuple) else row.default
