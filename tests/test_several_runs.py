@@ -126,7 +126,7 @@ def test_the_command_says_epsilon_alone_together_and_the_sum(plans, tmp_path):
     assert numbers["sum"]["delta"] == pytest.approx(2e-5) and numbers["together"]["delta"] == 2e-5
     lines = [line for line in done.stdout.split("\n") if line.startswith("ε = ")]
     assert [line.split()[-1] for line in lines[2:]] == ["together", "sum"], done.stdout
-    assert "no two of the runs had the same seed" in done.stdout
+    assert "no two runs had the same seed" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -156,9 +156,7 @@ def _runs(name: str, trees: Mapping[str, Path]) -> list[Run]:
     """The runs of a case: one, or one in every checkout if the case measures bam."""
     if CASES[name].package != "bam":
         return [Run(name, name, ROOT)]
-    return [
-        Run(f"{name}@{tree}" if tree else name, name, folder) for tree, folder in trees.items()
-    ]
+    return [Run(f"{name}@{tree}" if tree else name, name, folder) for tree, folder in trees.items()]
 
 
 def _trees(texts: Sequence[str]) -> dict[str, Path]:
