@@ -124,6 +124,7 @@ def guarded(run: Callable[[], int | None], debug: bool = False) -> int:
 def leave(status: int) -> NoReturn:
     """Ends the process."""
     if status == UNREAD:
+        # Python flushes standard output at exit, which would fail again on the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     jax = sys.modules.get("jax")
     if status == BAD_INPUT and jax and jax.distributed.is_initialized():

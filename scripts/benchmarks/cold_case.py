@@ -369,7 +369,7 @@ class Clock:
 
 
 def main(started: float, name: str, network: str, width: int, batch: int, steps: bool) -> None:
-    """Measures a case; without `steps` it only imports what the case needs."""
+    """Measures a case; without `steps` it only imports the case's packages."""
     case, clock = CASES[name], Clock()
     shape = NETWORKS[network]
     problem = Problem(network, shape._replace(width=width or shape.width), batch)
