@@ -138,7 +138,7 @@ def test_the_command_says_epsilon_alone_together_and_the_sum(plans, tmp_path):
         (["--plan={0}/nothing"], "nothing: missing"),
         (["--plan={0}", "--delta=0"], "delta must be above"),
         (["--plan={0}", "--delta=0.5"], "below 1/N"),
-        (["--plan="], "--plan needs a file"),
+        (["--plan="], "--plan= is empty"),
         (["--plan={0}", "--json={0}/plan.json"], "would overwrite a run's plan"),
         (["--noise_multiplier=1", "--num_steps=3"], "--sampling_prob is required"),
         (["--noise_multiplier=1", "--sampling_prob=0.1"], "--num_steps is required"),
