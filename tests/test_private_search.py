@@ -295,13 +295,13 @@ def command(workdir, *more):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        (("--private", "--num_seeds=3"), "no --num_seeds"),
+        (("--private", "--num_seeds=3"), "leave out --best and --num_seeds"),
         (("--noprivate",), "need --private"),
         (
             ("--private", "--smaller=4"),
-            "no --smaller, no --out",
+            "leave out --smaller and --out",
         ),  # its ε would be ten times as large
-        (("--private", "--out=table"), "no --smaller, no --out"),
+        (("--private", "--out=table"), "leave out --smaller and --out"),
         (("--private", "--set=accountant=pld,rdp"), "--private sets accountant: leave it out"),
         (("--private", "--set=eval.every=1,2"), "--private sets eval.every: leave it out"),
     ],
