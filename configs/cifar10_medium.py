@@ -12,7 +12,7 @@ DP-SAT and BAM (exact) not run:
   0.005 for both        ten    58.68 ± 0.51  59.16 ± 0.41  +0.48 ± 0.25
 DP-SGD with batches of 2048 and a rate of 0.007, in BAM's time: 62.16 ± 1.12 (four seeds).
 
-What is reduced from configs/cifar10.py: ResNet-9 of width 16 instead of 64, one view without
+Reduced from configs/cifar10.py: ResNet-9 of width 16 instead of 64, one view without
 augmentation instead of 16, 150 steps of 1024 expected examples instead of 900 of 4096.
 """
 
@@ -27,6 +27,6 @@ def get_config(method: str = "bam_sam") -> ConfigDict:
     config.expected_batch_size = 1024
     config.num_steps = 150
     config.model.width = 16
-    # Each the best of its own on held-out images: docs/results_resnet.md.
+    # The best rate of each method on held-out images: docs/results_resnet.md.
     config.optimizer.learning_rate = 7e-3 if method.startswith("bam") else 5e-3
     return config

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from bam.training import config as base
 
 # Chosen on held-out training images at ε = 2 (docs/results_features.md): strength, C, learning rate
-# in units of C. BAM (exact) has what was found for its SAM form.
+# in units of C. BAM (exact) has the values of its SAM form.
 SEARCHED = {
     "dp_sgd": (0.0, 0.1, 0.4),
     "dp_sat": (0.1, 0.1, 0.4),
@@ -43,7 +43,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.num_epochs = 10
     config.microbatch_size = 8  # the fastest of 1, 4, 8, 16 and 32 for the linear model
     config.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
-    # Gradients of a run that is not private are not in units of C, but some 100 long.
+    # A run without privacy does not clip: its gradients are not in units of C, but some 100 long.
     config.optimizer.update(
         {"learning_rate": learning_rate, "per_clip_norm": method != "non_private"}
     )

@@ -4,7 +4,7 @@ Command:   python -m scripts.paper.reproduce --table=1 --datasets=cifar10_small 
              --workdir=DIR --config.dataset.source=parquet --config.dataset.path=FOLDER
 Hardware:  2-core CPU.
 
-What is reduced from configs/cifar10.py: ResNet-9 of width 8 instead of 64 (1/60 of the
+Reduced from configs/cifar10.py: ResNet-9 of width 8 instead of 64 (1/60 of the
 arithmetic), one view without augmentation instead of 16, 100 steps of 512 expected examples
 instead of 900 of 4096: a run costs about 1/70,000 of the paper's. All 50,000 images take part, the
 layers, the clip norm and the optimizer are the paper's.
@@ -25,7 +25,7 @@ def get_config(method: str = "bam_sam") -> ConfigDict:
     config.augment.update({"views": 1, "shift": 0, "flip": "none"})
     config.model.width = 8
     config.optimizer.learning_rate = 1e-2
-    # The best of five each on held-out images at ε = 2, by one seed.
+    # The best of five strengths of each method, on held-out images at ε = 2, with one seed.
     base.set_strength(config, dp_sat=0.02, bam_sam=0.01, bam_exact=0.01)
     config.eval.every = 0
     return config

@@ -5,7 +5,7 @@ Hardware:  any CPU.
 Strengths: the best of 0.005, 0.01, 0.02, 0.05 and 0.1 on 200 held-out training images, five seeds
            (the larger, where two are equal), as docs/demo/search.md has them:
            bam sweep --config=digits --holdout=200 --num_seeds=5 --workdir=DIR
-             --methods=dp_sgd,dp_sat:0.005,dp_sat:0.01,… (bam_sam, bam_exact likewise)
+             --methods=dp_sgd,dp_sat:0.005,dp_sat:0.01,… (and so for bam_sam, bam_exact)
 """
 
 from ml_collections import ConfigDict

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 from bam.errors import InputError
 from configs import digits
 
-# name -> (method, sections that differ from it)
+# Name -> (method, sections that differ from its config).
 EXTENSIONS = {
     "dp_sgd": ("dp_sgd", {}),
     "bam_sam": ("bam_sam", {}),
@@ -49,7 +49,7 @@ EXTENSIONS = {
 
 
 def get_config(name: str = "automatic") -> ConfigDict:
-    """The config of a worked extension, or an InputError."""
+    """Returns the configuration of a worked extension; InputError for another name."""
     if name not in EXTENSIONS:
         raise InputError(f"unknown extension {name!r}; choose from {', '.join(EXTENSIONS)}")
     method, sections = EXTENSIONS[name]
@@ -57,7 +57,7 @@ def get_config(name: str = "automatic") -> ConfigDict:
 
 
 def extended(config: ConfigDict, sections: Mapping[str, Mapping[str, object]]) -> ConfigDict:
-    """The config with other sections; of an optimizer that does not say one, the learning rate."""
+    """Replaces sections of a config; an optimizer without a learning rate keeps the config's."""
     learning_rate = config.optimizer.learning_rate
     with config.unlocked():
         for key, section in sections.items():

@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from configs import cifar10_small
 
-# What of a network is trained -> the regular expression of its names; its last layer is `{head}`.
+# Trained part of a network -> the regular expression for `trainable`; `{head}` is the last layer.
 TRAINED = {
     "last layer": "{head}",
     "normalisation, gains and last layer": "Norm|/gain|{head}",

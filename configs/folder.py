@@ -1,10 +1,10 @@
-"""A folder of one's own images, as `bam data import` makes it of photographs or scans.
+"""A folder of your own images, which `bam data import` makes from photographs or scans.
 
 Command:   bam train --config=folder:dp_sgd --workdir=runs/mine --config.dataset.path=DATA
 Hardware:  any CPU, for some thousand images of 32×32.
-Model:     a small CNN of pixels; a linear model of features, with --config.features.name=NAME.
-Batches:   256, or half of N where that is less; the plan says so, as it says N.
-Strengths: as for digits, not chosen for anyone's images.
+Model:     a small CNN on pixels, or a linear model on features with --config.features.name=NAME.
+Batches:   256, or half of N if that is less; the plan prints both.
+Strengths: those of digits, not chosen for these images.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from bam.training import config as base
 
 
 class _Read(NamedTuple):
-    """What a reference makes, whenever it is read, of its own value and of those of others."""
+    """An operation of a reference: `fn` of its value and of `args`, computed at each read."""
 
     fn: Callable[..., str | int]
     args: tuple[config_dict.FieldReference, ...] = ()
@@ -29,9 +29,9 @@ def _model_for(features: str) -> str:
 
 
 def _half_of(most: int, path: str) -> int:
-    """Half of the users or images to train on, and at most so many, so that 100 train, too."""
-    facts = manifest(files.user_path(path) if path else None)
-    num_units = facts.get("num_users") or facts.get("num_examples", {}).get("train", 2 * most)
+    """`most`, or half of the training users or images if that is less, so that small sets train."""
+    metadata = manifest(files.user_path(path) if path else None)
+    num_units = metadata.get("num_users") or metadata.get("num_examples", {}).get("train", 2 * most)
     return min(most, max(1, num_units // 2))
 
 
@@ -43,7 +43,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     """Returns the configuration of a method on a folder of images."""
     config = base.get_config(method)
     config.dataset.name = "folder"
-    # By the name of the features, which the command line sets later.
+    # A reference, because the command line sets the name of the features later.
     features = config.features.get_ref("name")
     config.model.name = config_dict.FieldReference(features, op=_Read(_model_for))
     config.expected_batch_size = _at_most_half_of(config.dataset.get_ref("path"), 256)

@@ -4,7 +4,7 @@ Command:   bam train --config=configs/logistic.py:dp_sgd --workdir=DIR
            bam train --config=configs/logistic.py:dp_sgd,inputs --workdir=DIR
 Hardware:  any CPU. Accuracy: docs/results_other.md (python -m scripts.paper.logistic).
 
-After a comma, what is clipped: "gradients" (the default), or "inputs". The logistic loss is
+After a comma, the clipped quantity: "gradients" (the default) or "inputs". The logistic loss is
 Lipschitz, so inputs of norm at most b bound every gradient: with two logits and a bias its norm is
 at most √2·√(b² + 1), and the clip at that bound never acts.
 """
@@ -27,7 +27,7 @@ def get_config(method_and_clipping: str = "dp_sgd,gradients") -> ConfigDict:
     config = base.get_config(method)
     config.epsilon = 1.0
     config.delta = 1e-5
-    config.expected_batch_size = 455  # all of them: q = 1
+    config.expected_batch_size = 455  # all examples: q = 1
     config.num_epochs = 100
     config.microbatch_size = 91
     config.optimizer.update({"name": "sgd", "learning_rate": 2.0})

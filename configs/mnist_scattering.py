@@ -20,5 +20,5 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.expected_batch_size = 8192
     config.num_epochs = 30
     config.dataset.name = "mnist"
-    config.features.update({"whiten": 0.1, "mirror": False})  # a digit's mirror image is another
+    config.features.update({"whiten": 0.1, "mirror": False})  # a mirrored digit is not that digit
     return config

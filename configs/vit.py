@@ -1,11 +1,11 @@
-"""ViT-S/16 with public weights, trained by low-rank factors and a new head, on one's own images.
+"""ViT-S/16 with public weights: low-rank factors and a new head, trained on your own images.
 
 Command:   bam train --config=vit:dp_sgd --workdir=runs/vit --config.dataset.path=DATA
              --config.init_from=model.safetensors --config.init_fresh=^head,
              with images imported by --size=224
-Hardware:  one GPU or TPU; benchmarks/hardware says what the compilers plan. Not trained here.
+Hardware:  one GPU or TPU; benchmarks/hardware has the compilers' memory plans. Not trained here.
            64 images at a time fit an H100 and a TPU v5e, and were not timed.
-Strengths: not chosen; learning rate and C of low-rank factors have not been searched.
+Strengths: not chosen; the learning rate and C of low-rank factors were not searched.
 """
 
 from ml_collections import ConfigDict

@@ -1,1 +1,1 @@
-"""Worked extensions and uses of `bam` in other people's pipelines; each file stands alone."""
+"""Worked extensions, and uses of `bam` with other libraries; each file stands alone."""

@@ -1,16 +1,16 @@
 """Adaptive clipping: C follows a quantile of the gradients' norms, estimated privately.
 
-Beside its gradient, clipped to C_t and divided by it, each example adds whether its norm was at
-most C_t. Both are one vector of bounded length, noised once, so the run's (ε, δ) is that of its
-plan. The cost is in the length: S = √(1 + w²/4) instead of 1, so the gradient's noise is S times
-larger. The weight w follows from how much noise the count of norms below C_t shall have.
+Each example adds its gradient, clipped to C_t and divided by C_t, and one bit: whether its norm was
+at most C_t. Both are one vector of bounded length, noised once, so the run's (ε, δ) is that of its
+plan. The cost is the longer vector: S = √(1 + w²/4) instead of 1, so the gradient's noise is S
+times larger. The weight w follows from the noise that b̃ may have (`count_noise`).
 
     b̃ = ½ + (1/w l) (Σ w (1[‖g_i‖ ≤ C_t] − ½) + noise),    C_{t+1} = C_t exp(−η (b̃ − quantile))
 
-The first C_t is the config's `clip_norm`: a public guess of a gradient's length. The mean is
-counted in units of C_t, times `clip_norm`, so that C_t is no part of a step's size: C_t may change
-a hundredfold in a run. The source clips changes of weights, and multiplies by C_t; so does
-`per_clip_norm=False`, with which diagnostics of lengths (bias, share clipped) mean something.
+The first C_t is the config's `clip_norm`, a public guess of a gradient's norm. The mean is divided
+by C_t and multiplied by `clip_norm`, so the size of a step does not depend on C_t, which may change
+a hundredfold in a run. The source clips changes of weights, and multiplies by C_t. With
+`per_clip_norm=False` so does this clip, and then diagnostics of norms (bias, share clipped) hold.
 
 Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, "Differentially Private Learning with Adaptive
 Clipping" (arXiv 1905.03871), Algorithm 1 and Theorem 1.
@@ -28,7 +28,7 @@ import bam
 
 
 def clip(plan, clip_norm, quantile=0.5, learning_rate=0.2, count_noise=0.05, per_clip_norm=True):
-    """Clips to a norm that adapts; `count_noise` is the deviation of b̃ that its noise causes."""
+    """Clips to a norm that adapts; `count_noise` is the standard deviation of the noise in b̃."""
     quantile, learning_rate = float(quantile), float(learning_rate)
     if not 0 < quantile < 1 or not count_noise > 0:
         raise ValueError("quantile must be between 0 and 1, count_noise positive")

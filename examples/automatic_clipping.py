@@ -16,8 +16,8 @@ import bam
 
 
 def clip(plan, clip_norm, gamma=0.01):
-    """Scales a gradient to norm just below C; one that is not finite becomes zero."""
-    gamma = float(gamma)  # as it is now, should the caller's be an array
+    """Scales a gradient to a norm just below C; a gradient that is not finite becomes zero."""
+    gamma = float(gamma)  # a copy, because the caller could change an array later
 
     def normalise(grads, state, params=None):
         norm = optax.tree.norm(grads)
@@ -25,6 +25,6 @@ def clip(plan, clip_norm, gamma=0.01):
         keep = jnp.isfinite(norm)
         return jax.tree.map(lambda g: jnp.where(keep, scale * g, 0).astype(g.dtype), grads), state
 
-    # The clip at the end makes the bound hold after rounding, too: in bfloat16 it did not.
+    # Without the second clip, rounding in bfloat16 lifts the norm above the bound.
     scaled = optax.GradientTransformation(lambda params: optax.EmptyState(), normalise)
     return bam.chain(scaled, bam.clip_by_l2_norm(clip_norm))

@@ -1,13 +1,13 @@
-"""DiSK: gradients that are filtered over steps by a simplified Kalman filter. For plain SGD.
+"""DiSK: a simplified Kalman filter of the gradients over steps. For plain SGD.
 
-An example's gradient is taken at the weights and a little ahead of them, where the last step, of
-rate η along g_{t−1}, points; the released mean moves a running one:
+An example's gradient is taken at the weights and a little ahead of them, along the last step of
+length η ‖g_{t−1}‖. The released mean moves a running mean:
 
     d_t = −η g_{t−1},   g_i = a ∇L_i(θ_t + γ d_t) + (1 − a) ∇L_i(θ_t),   a = (1 − κ) / (κ γ)
     ĝ_t = (1/l) (Σ clip(g_i) + noise),   g_t = (1 − κ) g_{t−1} + κ ĝ_t,   g_{−1} = 0
 
-g is made of what was released, so it costs no privacy. The two parts below go together, with the
-same kappa. Two gradients a step.
+g is computed from released means, so it costs no privacy. Use the two parts below together, with
+the same kappa. A step computes two gradients per example.
 
 Source: Zhang et al. 2025, "DiSK: Differentially Private Optimizer with Simplified Kalman Filter for
 Noise Reduction" (arXiv 2410.03883), Algorithm 1, with η g in place of θ_t − θ_{t−1}: the same for
@@ -25,7 +25,7 @@ import bam
 
 
 def oracle(loss_fn, kappa, gamma, learning_rate):
-    """`learning_rate` is η of the optimizer, which is SGD; the gradient that it is given is g."""
+    """`learning_rate` is η of the optimizer; that must be SGD, whose gradient is g."""
     kappa, gamma, learning_rate = float(kappa), float(gamma), float(learning_rate)
     if not (0 < kappa <= 1 and gamma > 0):
         raise ValueError(f"kappa must be in (0, 1] and gamma above 0, got {kappa} and {gamma}")
@@ -36,14 +36,14 @@ def oracle(loss_fn, kappa, gamma, learning_rate):
         return params, jax.tree.map(move, params, previous)
 
     def grad(params_at, example):
-        here, there = (jax.grad(loss_fn)(params, example) for params in params_at)
-        return optax.tree.add(optax.tree.scale(ahead, there), optax.tree.scale(1 - ahead, here))
+        current, later = (jax.grad(loss_fn)(params, example) for params in params_at)
+        return optax.tree.add(optax.tree.scale(ahead, later), optax.tree.scale(1 - ahead, current))
 
     return bam.Oracle(ascend, grad)
 
 
 def clip(plan, clip_norm, kappa):
-    """Clips at C; what is released of a step is the running mean."""
+    """Clips at C; a step releases the running mean."""
     kappa, to_norm = float(kappa), bam.clip_by_l2_norm(clip_norm)
 
     def update(grads, running, params=None):

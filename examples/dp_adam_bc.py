@@ -1,16 +1,16 @@
-"""DP-AdamBC: Adam whose second moment has the noise's variance taken out.
+"""DP-AdamBC: Adam with the noise's variance subtracted from its second moment.
 
     m ← β₁ m + (1 − β₁) g,   v ← β₂ v + (1 − β₂) g²,   Φ = (σ S / l)²
     θ ← θ − η m̂ / √max(v̂ − Φ, γ²)
 
-E[g²] is the squared gradient plus Φ, and Φ is public: without this, Adam divides by little more
-than the noise and becomes SGD with momentum.
+E[g²] is the squared gradient plus Φ, and Φ is public. Without the correction Adam divides by little
+more than the noise, and becomes SGD with momentum.
 
 Source: Tang, Shpilevskiy, Lécuyer 2024, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You
 Apply Bias Correction)" (arXiv 2312.14334), Algorithm 1.
 
 Config: `config.optimizer = ConfigDict({"name": "examples.dp_adam_bc:optimizer",
-"learning_rate": 2e-3})`. It takes S to be C: use it with a clip of sensitivity C.
+"learning_rate": 2e-3})`.
 """
 
 import jax
@@ -19,7 +19,7 @@ import optax
 
 
 def optimizer(plan, clip_norm, sensitivity, learning_rate, b1=0.9, b2=0.999, floor=5e-4):
-    """Adam with a bias-corrected second moment; `floor` is γ, the least it divides by."""
+    """Adam with a bias-corrected second moment; `floor` is γ, the least divisor."""
     del clip_norm
     noise_variance = (plan.noise_multiplier * sensitivity / plan.expected_batch_size) ** 2
 

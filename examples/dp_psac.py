@@ -1,8 +1,8 @@
-"""DP-PSAC: normalised gradients, but small ones are not made as long as large ones.
+"""DP-PSAC: gradients are normalised, but small ones stay shorter than large ones.
 
     C g / (‖g‖ + r / (‖g‖ + r))
 
-Automatic clipping's weight C / (‖g‖ + γ) grows without limit as ‖g‖ and γ shrink; this one is at
+Automatic clipping's weight C / (‖g‖ + γ) grows without limit as ‖g‖ and γ shrink. This weight is at
 most about C / √r, near ‖g‖ = √r, and C for the smallest gradients.
 
 Source: Xia, Shen, Yao, Fu, Xu, Xu, Fu 2023, "Differentially Private Learning with Per-Sample
@@ -19,7 +19,7 @@ import bam
 
 
 def clip(plan, clip_norm, r=0.1):
-    """Scales a gradient to a norm below C; one that is not finite becomes zero."""
+    """Scales a gradient to a norm below C; a gradient that is not finite becomes zero."""
     r = float(r)
     if not r > 0:
         raise ValueError(f"r must be positive, got {r}")

@@ -1,6 +1,6 @@
-"""A release in PyTorch, without bam and JAX: of the networks `convnet`, `vit_ti16` and `vit_s16`.
+"""A release in PyTorch, without bam and JAX, for the networks `convnet`, `vit_ti16` and `vit_s16`.
 
-load("release")(images) are logits of images whose files became pixels as model.json says.
+`load("release")(images)` returns logits. Prepare the images as `preprocessing` in model.json says.
 """
 
 import hashlib
@@ -18,15 +18,15 @@ Weights = Mapping[str, torch.Tensor]
 
 def load(folder: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """A release as a function from pixels, uint8 `[n, height, width, channels]`, to logits."""
-    facts = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
+    model = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
     content = Path(folder, "weights.safetensors").read_bytes()
-    if facts["weights_sha256"] != hashlib.sha256(content).hexdigest():
-        raise ValueError(f"{folder}: the weights have not the SHA-256 that model.json says")
+    if model["weights_sha256"] != hashlib.sha256(content).hexdigest():
+        raise ValueError(f"{folder}: the SHA-256 of the weights is not that in model.json")
     weights = safetensors.torch.load(content)
-    name, bound = facts["model"]["name"], facts["input_clip_norm"]
-    if facts["features"].get("name") or name not in NETWORKS or facts["precision"] != "float32":
-        raise ValueError(f"here are {', '.join(NETWORKS)} in float32, of pixels; not {name}")
-    mean, std = torch.tensor(facts["mean"]), torch.tensor(facts["std"])
+    name, bound = model["model"]["name"], model["input_clip_norm"]
+    if model["features"].get("name") or name not in NETWORKS or model["precision"] != "float32":
+        raise ValueError(f"{name}: this reads {', '.join(NETWORKS)} in float32, on pixels")
+    mean, std = torch.tensor(model["mean"]), torch.tensor(model["std"])
 
     def logits(images: torch.Tensor) -> torch.Tensor:
         x = (images.float() / 255 - mean) / std
@@ -68,12 +68,12 @@ def vision_transformer(weights: Weights, x: torch.Tensor) -> torch.Tensor:
 
 
 def dense(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
-    """A linear layer, whose kernel is of inputs by outputs."""
+    """A linear layer; its kernel is `[inputs, outputs]`."""
     return x @ weights[f"{name}/kernel"] + weights[f"{name}/bias"]
 
 
 def layer_norm(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
-    """Of each token."""
+    """Normalises each token."""
     scale, bias = weights[f"{name}/scale"], weights[f"{name}/bias"]
     return functional.layer_norm(x, scale.shape, scale, bias, eps=1e-6)
 

@@ -2,9 +2,9 @@
 
     f_t = κ f_{t−1} + (1 − κ) g_t,   divided by 1 − κ^t
 
-The filter of first order of the source, before Adam without its own momentum or before plain SGD.
-It takes the place of momentum: a second filter after it delays the gradient twice, and the weights
-swing about the minimum. Beside momentum, Adam's second moment sees the filtered gradient here.
+This is the source's filter of first order, before plain SGD or before Adam without momentum. It
+replaces momentum, because a second filter delays the gradient twice, and the weights oscillate
+about the minimum. Adam's second moment also sees the filtered gradient here.
 
 Source: Zhang, Bu, Balle, Hong, Razaviyayn, Mirrokni 2024, "DOPPLER: Differentially Private
 Optimizers with Low-pass Filter for Privacy Noise Reduction" (arXiv 2408.13460).
@@ -17,18 +17,18 @@ import optax
 
 
 def filter(decay):
-    """An exponential moving average of the private means, without the bias of its start."""
+    """An exponential moving average of the private means, corrected for its start at zero."""
     return optax.ema(decay, debias=True)
 
 
 def adam(plan, clip_norm, sensitivity, learning_rate, decay=0.9):
-    """Adam of the filtered means, without a momentum of its own."""
+    """Adam on the filtered means, without momentum."""
     del plan, clip_norm, sensitivity
     return optax.chain(filter(decay), optax.adam(learning_rate, b1=0.0))
 
 
 def sgd(plan, clip_norm, sensitivity, learning_rate, decay=0.9):
-    """Plain steps along the filtered means, which are counted in units of C."""
+    """SGD on the filtered means, divided by C."""
     del plan, sensitivity
     scaled = optax.scale(1 / clip_norm)
     return optax.chain(filter(decay), scaled, optax.sgd(learning_rate))

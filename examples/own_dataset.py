@@ -1,9 +1,9 @@
-"""A data set of one's own, from wherever it lies: arrays in, a `Dataset` out.
+"""A data set of your own: a function that returns arrays as a `Dataset`.
 
 Config: `--config.dataset.name=examples.own_dataset:parity`
 
-The number of classes and the normalisation must be public knowledge, never counted or averaged
-from the private examples: no ε covers them.
+The number of classes and the normalisation must be public knowledge. Do not count or average them
+over the private examples, because ε does not cover them.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from bam.data.datasets import Dataset, Split
 
 
 def parity():
-    """Digits, to be told apart by whether they are odd; 360 of them test."""
+    """Digits with the labels even and odd; 360 of them are for testing."""
     images, digits = load_digits(return_X_y=True)
     images = (255 * images / 16).astype(np.uint8).reshape(-1, 8, 8, 1)
     labels = (digits % 2).astype(np.int32)

@@ -1,4 +1,4 @@
-"""A model of one's own: any Flax module whose only variables are its parameters.
+"""A model of your own: any Flax module whose only variables are its parameters.
 
 Config: `--config.model.name=examples.own_model:mlp --config.model.width=32`
 """
@@ -7,7 +7,7 @@ import flax.linen as nn
 
 
 class Mlp(nn.Module):
-    """A network of one hidden layer."""
+    """A network with one hidden layer."""
 
     num_classes: int
     width: int
@@ -20,5 +20,5 @@ class Mlp(nn.Module):
 
 
 def mlp(num_classes, width):
-    """What a config names: it is given the number of classes and the section's other keys."""
+    """The function that a config names; its arguments are the number of classes and the keys."""
     return Mlp(num_classes, width)

@@ -1,9 +1,9 @@
-"""BAM at first, DP-SGD later: a gradient-norm penalty that ends, or whose strength falls to zero.
+"""BAM first, DP-SGD later: a gradient-norm penalty that ends at a step, or falls to zero by then.
 
     λ_t = λ for t < t_end, 0 after;    linear: λ_t = λ (1 − t / t_end) for t < t_end, 0 after
 
-The step number is public, so a schedule costs no privacy. It is one number for the whole batch, so
-a condition on it is none on an example: after t_end no second gradient is computed.
+The step number is public, so a schedule costs no privacy. It is the same for the whole batch, so
+`cond` stays a branch under `vmap`: after t_end the second gradient is not computed.
 
 Source of the penalty: Knolle et al. 2023 (arXiv 2308.12018), with a constant λ; the schedule is an
 experiment of this project.
@@ -19,7 +19,7 @@ from bam.core import pytree
 
 
 def oracle(loss_fn, radius, last_step, linear=True):
-    """`example["step"]` is the number of steps taken."""
+    """`example["step"]` is the number of steps before this one."""
     radius, last_step = float(radius), int(last_step)
     if not radius >= 0 or last_step < 1:
         raise ValueError("radius must be at least 0, last_step at least 1")
@@ -28,9 +28,9 @@ def oracle(loss_fn, radius, last_step, linear=True):
     gradient = jax.grad(loss_fn)
 
     def falling(params, example):
-        now = radius * (1 - example["step"] / last_step)
+        current = radius * (1 - example["step"] / last_step)
         direction = pytree.unit(gradient(params, example))
-        moved = jax.tree.map(lambda p, v: (p + now * v).astype(p.dtype), params, direction)
+        moved = jax.tree.map(lambda p, v: (p + current * v).astype(p.dtype), params, direction)
         return gradient(moved, example)
 
     penalised = falling if linear else bam.bam_sam(loss_fn, radius).grad

@@ -1,9 +1,9 @@
-"""A new oracle: the gradient at a random point near the weights, another one for each example.
+"""A new oracle: each example's gradient at a random point near the weights.
 
     g_i = ∇L(θ + r u_i; x_i, y_i),   u_i uniform on the unit sphere
 
-In expectation the gradient of the loss smoothed over a sphere. The direction does not depend on the
-data, so this is the control for BAM, whose direction is the example's own gradient.
+Its expectation is the gradient of the loss smoothed over a sphere. The direction does not depend on
+the data, so this is a control for BAM, whose direction is the example's gradient.
 
 Source: Duchi, Bartlett, Wainwright 2012, "Randomized Smoothing for Stochastic Optimization"
 (arXiv 1103.4296).
@@ -18,7 +18,7 @@ import bam
 
 
 def oracle(loss_fn, radius):
-    """`example["key"]` is a random key of the example's own, new in every step."""
+    """`example["key"]` is a random key for this example, new in every step."""
     radius = float(radius)
     if not radius >= 0:
         raise ValueError(f"radius must be at least 0, got {radius}")

@@ -1,13 +1,13 @@
-"""Scale, then privatise: coordinates that were large so far get more of the noise.
+"""Scale, then privatise: coordinates with large gradients so far get more of the noise.
 
-A gradient is divided, coordinate by coordinate, by the size that the released gradients had there;
-it is clipped and noised like that, and multiplied by the same sizes afterwards:
+Each coordinate of a gradient is divided by the size of the released gradients there. The scaled
+gradient is clipped and noised, and then multiplied by the same sizes:
 
     s_t = 1 / (√v_{t−1} + floor),   ĝ_t = (1/l) (Σ clip(s_t ⊙ g_i) + noise) / s_t,
     v_t = decay · v_{t−1} + (1 − decay) ĝ_t²
 
-v is made of what was released, so it costs no privacy; S = C, as of the plain clip. C is a norm of
-scaled gradients: it has to be chosen anew.
+v is computed from released means, so it costs no privacy. S = C, as for the plain clip. C is a norm
+of scaled gradients, so choose it anew.
 
 Source: arXiv 2507.01129, with Adam's second moment and without its bias correction.
 
@@ -21,7 +21,7 @@ import bam
 
 
 def clip(plan, clip_norm, floor=0.01, decay=0.999):
-    """Clips gradients that are scaled by what was released; C is `clip_norm`."""
+    """Clips gradients that are scaled by the sizes of released ones; C is `clip_norm`."""
     floor, decay = float(floor), float(decay)
     if not (floor > 0 and 0 <= decay < 1):
         raise ValueError(f"floor must be positive and decay in [0, 1), got {floor} and {decay}")

@@ -1,10 +1,10 @@
-"""SlaClip: C follows what clipping leaves over, which is released beside the gradient for nothing.
+"""SlaClip: C follows the slack of the clipped norms, released beside the gradient at no cost.
 
-An example whose clipped gradient is shorter than C has a slack of C − ‖g‖. It is written into K
-more coordinates: √K times the slack, laid out in pieces of at most λ = C/√K, one after the other,
-the first coordinate first. Their squares add up to at most C (C − ‖g‖), so the longer vector is no
-longer than C, and S stays C: no privacy is paid. The means of the first and of the last coordinate,
-in units of λ, say how many gradients were shorter than C, and how many had nearly no length:
+A clipped gradient g that is shorter than C has a slack of C − ‖g‖. The clip writes √K times the
+slack into K more coordinates, in pieces of at most λ = C/√K, the first coordinate first. Their
+squares add up to at most C (C − ‖g‖), so the vector with them is not longer than C, and S stays C:
+the slack costs no privacy. The means of the first and the last coordinate, in units of λ, tell how
+many gradients were shorter than C, and how many were nearly zero:
 
     ŝ₁, ŝ_K;    γ = 1 − β (1 − ŝ_K / C_t) in [0, 1];    C_{t+1} = C_t exp(η (γ − ŝ₁))
 
@@ -26,7 +26,7 @@ import bam
 
 
 def clip(plan, clip_norm, num_slots=50, learning_rate=0.2, beta=0.5, least=0.1, most=50.0):
-    """Clips to a norm that adapts, between `least` and `most`; everything is in units of C_t."""
+    """Clips to a norm C_t that adapts between `least` and `most`; sums are in units of C_t."""
     num_slots, learning_rate, beta = int(num_slots), float(learning_rate), float(beta)
     least, most = float(least), float(most)
     if num_slots < 1 or not 0 < least <= most:
@@ -43,14 +43,14 @@ def clip(plan, clip_norm, num_slots=50, learning_rate=0.2, beta=0.5, least=0.1, 
         norm = optax.tree.norm(optax.tree.cast(bounded, jnp.float32))
         slack = jnp.maximum(1 - norm, 0) / piece
         slots = jnp.clip(slack - piece * jnp.arange(num_slots), 0, piece)
-        # The clip at the end makes the bound hold after rounding, too.
+        # The second clip keeps the bound after rounding.
         return to_unit.update({"grads": bounded, "slack": slots}, None)[0], bound
 
     def finish(mean, bound):
         first, last = mean["slack"][0] / piece, mean["slack"][-1] / piece
-        wanted = jnp.clip(1 - beta * (1 - last / bound), 0, 1)
+        target = jnp.clip(1 - beta * (1 - last / bound), 0, 1)
         grads = jax.tree.map(lambda g: bound * g, mean["grads"])
-        moved = bound * jnp.exp(learning_rate * (wanted - first))
+        moved = bound * jnp.exp(learning_rate * (target - first))
         return grads, jnp.clip(moved, least, most)
 
     return bam.BoundedTransformation(init, update, 1.0, finish)

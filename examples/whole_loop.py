@@ -1,9 +1,9 @@
-"""The run of `bam train`, written as a loop of one's own: the same weights, to the bit.
+"""The run of `bam train`, written as a loop of your own: the same weights, to the bit.
 
 python -m examples.whole_loop digits:bam_sam FOLDER
 
-A config says what to train; everything else is here: data, views, network, method, plan, optimizer.
-Started again, it goes on from FOLDER.
+The numbers come from a config; data, views, network, method, plan and optimizer are made here. If
+it is stopped, the same command resumes from FOLDER.
 """
 
 import sys
@@ -27,7 +27,7 @@ METHODS = {"dp_sgd": oracles.dp_sgd, "bam_sam": oracles.bam_sam}
 
 
 def train(config: ConfigDict, seed: int, folder: Path, data: datasets.Dataset) -> PyTree:
-    """Takes the steps that are left of the run in a folder, and returns the weights."""
+    """Takes the remaining steps of the run in a folder, and returns the weights."""
     private = bam.PrivateTraining(
         num_examples=len(data.train.labels), expected_batch_size=config.expected_batch_size,
         num_epochs=config.num_epochs, epsilon=config.epsilon, delta=config.delta,
@@ -50,7 +50,7 @@ def train(config: ConfigDict, seed: int, folder: Path, data: datasets.Dataset) -
     optimizer = optax.nadam(config.optimizer.learning_rate)
     tx = optax.chain(private.gradient(oracle, microbatch_size=config.microbatch_size), optimizer)
 
-    @jax.jit  # One program, as in `bam train`: in several the last bits differ.
+    @jax.jit  # One program, as in `bam train`: with several, the last bits differ.
     def step(batch: bam.DrawnBatch, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
         updates, state = tx.update(batch, state, params)
         return optax.apply_updates(params, updates), state
@@ -60,7 +60,7 @@ def train(config: ConfigDict, seed: int, folder: Path, data: datasets.Dataset) -
     rows = np.arange(len(data.train.labels), dtype=np.int32)
     split = {"image": data.train.images, "label": data.train.labels, "row": rows, "step": 0 * rows}
     for batch in private.batches(split):
-        steps = jnp.full_like(batch.examples["step"], batch.step - 1)  # those taken before
+        steps = jnp.full_like(batch.examples["step"], batch.step - 1)  # steps before this one
         batch = batch._replace(examples=batch.examples | {"step": steps})
         params, state = step(batch, state, params)
         if batch.step % config.checkpoint.every == 0 or batch.step == private.plan.num_steps:

@@ -1,4 +1,4 @@
-"""An Equinox model: its arrays are the parameters, everything else stays with the loss.
+"""An Equinox model: its arrays are the parameters, and the loss keeps the rest of the model.
 
 python -m examples.with_equinox
 """

@@ -35,7 +35,7 @@ def main() -> float:
     )
     params = model.init(jax.random.key(0), images[0])
     clip = bam.clip_by_l2_norm(1.0)
-    # Secret, and new in every run: whoever knows them removes the noise.
+    # Secret, and new in every run, because whoever knows them can remove the noise.
     noise_key, sampling_seed = bam.secret_key(), secrets.randbits(256)
     capacity = sampling.usual_capacity(len(labels), q)
     tx = optax.chain(bam.privatize(clip, sigma, BATCH, key=noise_key), optax.adam(1e-2))

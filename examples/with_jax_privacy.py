@@ -1,4 +1,4 @@
-"""BAM's gradient inside jax-privacy: its `clipped_fun` clips and sums what our oracle gives.
+"""BAM's gradient inside jax-privacy: its `clipped_fun` clips and sums the gradients of our oracle.
 
 python -m examples.with_jax_privacy
 """

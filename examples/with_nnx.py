@@ -1,6 +1,6 @@
 """A Flax NNX model, trained privately on all devices: `bam.as_functions` makes functions of it.
 
-The same command, with a folder, goes on after a crash.
+After a crash, the same command with a FOLDER resumes the run.
 
 python -m examples.with_nnx [FOLDER]
 """
@@ -19,7 +19,7 @@ from bam.data import datasets
 
 
 class Mlp(nnx.Module):
-    """Two layers, written as NNX has them."""
+    """Two layers in NNX."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
         self.hidden = nnx.Linear(64, 32, rngs=rngs)
@@ -31,7 +31,7 @@ class Mlp(nnx.Module):
 
 
 def main(folder: Path) -> tuple[float, float]:
-    """Trains for ten epochs of digits; returns ε spent and the accuracy on test images."""
+    """Trains on digits for ten epochs; returns the spent ε and the test accuracy."""
     train, test = datasets.load("digits")[1:3]
     flat = lambda images: jnp.asarray(images.reshape(len(images), 64) / 16.0, jnp.float32)  # noqa: E731
     model = bam.as_functions(Mlp(nnx.Rngs(0)), (64,))
@@ -43,7 +43,7 @@ def main(folder: Path) -> tuple[float, float]:
     tx = optax.chain(private.gradient(bam.dp_sgd(model.loss)), optax.sgd(2.0))
     params = model.init(jax.random.key(0))
     params, state = private.restore((params, tx.init(params)))
-    # An example's image has an axis of views before its own.
+    # An example's image is [views, features], here with one view.
     data = {"image": flat(train.images)[:, None], "label": jnp.asarray(train.labels)}
     for batch in private.batches(data):
         updates, state = tx.update(batch, state, params)

@@ -1,10 +1,10 @@
-"""The demo: what the clip norm C and BAM do to the bias of clipping, and to accuracy, on digits.
+"""The demo: how the clip norm C and BAM change clipping bias and accuracy, on digits.
 
 python -m scripts.demo                                      (make demo, once .venv is there)
 
 It trains logistic regression on scikit-learn's digits with 10 seeds, and writes a table and a
-picture. Its learning rates and λ are the best of docs/demo/settings.json: tried at `archive-0.2.0`
-with other seeds, on training images that were set aside.
+picture. Its learning rates and λ are the best of docs/demo/settings.json, a search at the tag
+`archive-0.2.0` with other seeds, on training images that were set aside.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ DEFAULTS = (
     "--config.diagnostics.num_examples=1437",
 )  # fmt: skip
 
-# What is compared, the baseline first: C, colour.
+# Entry of the comparison, the baseline first -> C, colour.
 ENTRIES = {
     "DP-SGD C=3": (3.0, "#000000"),
     "DP-SGD C=1": (1.0, "#E69F00"),
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def chosen() -> dict[str, ConfigDict]:
-    """Entry -> the config of the best mean accuracy on held-out images; of equals the first."""
+    """Entry -> the config with the best mean accuracy on held-out images; the first if equal."""
     rows, configs = reversed(files.read_json(SETTINGS)["rows"]), {}
     best = {x["entry"]: x for x in sorted(rows, key=lambda row: sum(row["accuracies"]))}
     for name, (clip_norm, _) in ENTRIES.items():
@@ -62,18 +62,18 @@ def chosen() -> dict[str, ConfigDict]:
 
 
 def verdict(row: JsonMapping) -> str:
-    """What a row's accuracy is beside the baseline's, in a few words."""
+    """A row's gain in accuracy over the baseline, in a few words."""
     gain = row["gain"]
     if gain is None:
         return "the others are compared with this"
-    shown = tables.interval(gain, "+.1f").replace("-", "−") + " points"
+    points = tables.interval(gain, "+.1f").replace("-", "−") + " points"
     if gain["half_width"] is None:
-        return f"{shown}, of one run: no evidence"
-    return shown if abs(gain["mean"]) > gain["half_width"] else f"no difference found ({shown})"
+        return f"{points}, from one run: no evidence"
+    return points if abs(gain["mean"]) > gain["half_width"] else f"no difference found ({points})"
 
 
 def draw(rows: Sequence[JsonMapping], runs_by_entry: Runs, path: Path) -> None:
-    """The bias over training and, below it in the same order, the accuracies."""
+    """Draws the bias over training and, below it in the same order, the accuracies."""
     figure, (above, below) = plot.plt.subplots(2, 1, figsize=(5.3, 6.2), layout="constrained")
     rows = sorted(rows, key=lambda row: row["relative_bias"]["mean"])
     for y, row in enumerate(rows):

@@ -2,10 +2,11 @@ r"""Makes the weights of `features.name=prior` from drawn images alone.
 
 python -m scripts.prior --out=bam/features/prior.safetensors
 
-2,000 dead leaves, in colour and in grey; for each size of patch the whitening of 240,000 patches
-and directions by spherical k-means; for each part the moments that whiten its answers. The file's
-metadata say how it was made; its SHA-256 stands in `bam/features/prior.py`. It takes minutes on two
-cores. Sums of another processor may differ in the last bits, and so may the file.
+It draws 2,000 images of dead leaves, in colour and in grey. For each size of patch it whitens
+240,000 patches and finds directions by spherical k-means; for each part it computes the moments
+that whiten its responses. It takes minutes on two cores. The file's metadata have its command, and
+`bam/features/prior.py` has its SHA-256. On another processor sums may differ in the last bits, and
+so may the file.
 """
 
 import functools
@@ -31,32 +32,35 @@ RIDGES = {"fine": 0.3, "coarse": 0.3, "scattering": 1.0}
 
 
 def make(
-    num_images: int, filters: int, drawn: str = "dead_leaves", rounds: int = 15, seed: int = 0
+    num_images: int, filters: int, kind: str = "dead_leaves", rounds: int = 15, seed: int = 0
 ) -> dict[str, Float[np.ndarray, "..."]]:
-    """Weights by name, float16; equal bits for equal arguments on one machine."""
+    """Weights by name, float16: the same bits for the same arguments on one machine."""
     rng = np.random.default_rng(seed)
-    colour = np.stack([DRAWN[drawn](rng) for _ in range(num_images)])
-    named: dict[str, np.ndarray] = {}
+    colour = np.stack([DRAWN[kind](rng) for _ in range(num_images)])
+    weights: dict[str, np.ndarray] = {}
     for images in (colour.mean(axis=-1, keepdims=True), colour):
         channels = images.shape[-1]
         for part, pixels in (("fine", images), ("coarse", halved(images))):
             mean, projection = directions(pixels, filters, rounds, np.random.default_rng(seed + 1))
-            named |= {f"{channels}/{part}/mean": mean, f"{channels}/{part}/projection": projection}
+            weights |= {
+                f"{channels}/{part}/mean": mean,
+                f"{channels}/{part}/projection": projection,
+            }
         for part in PARTS:
-            answers = np.asarray(jax.jit(functools.partial(raw, part=part, named=named))(images))
-            named[f"{channels}/{part}/centre"], named[f"{channels}/{part}/matrix"] = whitening(
+            answers = np.asarray(jax.jit(functools.partial(raw, part=part, named=weights))(images))
+            weights[f"{channels}/{part}/centre"], weights[f"{channels}/{part}/matrix"] = whitening(
                 answers, RIDGES[part]
             )
-    return {name: np.asarray(value, np.float16) for name, value in named.items()}
+    return {name: np.asarray(value, np.float16) for name, value in weights.items()}
 
 
 def directions(
     images: Float[np.ndarray, "n s s c"], filters: int, rounds: int, rng: np.random.Generator
 ) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, "p filters"]]:
-    """Mean of patches, and what whitens one and projects it to the directions of k-means.
+    """Mean of patches, and the matrix that whitens a patch and projects it to k-means' directions.
 
-    k-means is spherical, where a patch counts by its length along its direction. Own sums, since
-    scikit-learn's threads add in an order that varies, and so do its last bits.
+    k-means is spherical, and a patch counts by its length along its direction. It is written here
+    because scikit-learn's threads add in varying order, so its last bits vary.
     """
     places = rng.integers(0, images.shape[1] - PATCH + 1, (EACH, 2))
     rows = np.concatenate(
@@ -97,18 +101,18 @@ def main() -> None:
         console.check_writable(_OUT.value)
         options = {f.name: f.value for f in (_IMAGES, _FILTERS, _DRAWN, _ROUNDS)}
         command = " ".join(["python -m scripts.prior", *(f"--{k}={v}" for k, v in options.items())])
-        facts = {"command": command, "seed": "0", "commit": provenance.git_commit()}
-        named = make(_IMAGES.value, _FILTERS.value, _DRAWN.value, _ROUNDS.value)
-        content = safetensors.numpy.save(named, facts)
+        metadata = {"command": command, "seed": "0", "commit": provenance.git_commit()}
+        weights = make(_IMAGES.value, _FILTERS.value, _DRAWN.value, _ROUNDS.value)
+        content = safetensors.numpy.save(weights, metadata)
         files.write_bytes(Path(_OUT.value), content)
         print(hashlib.sha256(content).hexdigest())
 
 
-if __name__ == "__main__":  # flags here: whoever imports this module may have an --out, too
+if __name__ == "__main__":  # here, because a module that imports this one may define --out, too
     _OUT = flags.DEFINE_string("out", "", "safetensors file to write")
     _IMAGES = flags.DEFINE_integer("images", 2000, "drawn images", 1)
     _FILTERS = flags.DEFINE_integer("filters", 800, "directions of each size of patch", 1)
     _DRAWN = flags.DEFINE_enum("drawn", "dead_leaves", list(DRAWN), "the kind of images")
-    _ROUNDS = flags.DEFINE_integer("rounds", 15, "of k-means; 0: random directions", 0)
+    _ROUNDS = flags.DEFINE_integer("rounds", 15, "rounds of k-means; 0: random directions", 0)
     console.require("out")
     console.run(main)

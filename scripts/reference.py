@@ -1,4 +1,4 @@
-"""Fills the pages that list every config key and every flag, from the code itself.
+"""Fills the pages that list every config key and every flag, from the tables in the code.
 
 python -m scripts.reference
 """
@@ -33,28 +33,28 @@ SECTIONS: dict[str, Mapping[str, Any]] = {
     "features": parts.FEATURES,
     "dataset": dict.fromkeys([*datasets.DATASETS, "folder"], object),
 }
-# Arguments of what sections name that no config sets.
-GIVEN = {"num_classes", "num_examples", "batch_size", "plan", "parent", "name", "blocks"}
-GIVEN |= {"clip_norm", "sensitivity"}  # of a clip and of an optimizer
+# Arguments that bam passes to the named functions, so no config sets them.
+PASSED = {"num_classes", "num_examples", "batch_size", "plan", "parent", "name", "blocks"}
+PASSED |= {"clip_norm", "sensitivity"}  # to a clip and to an optimizer
 
 
 def options_of(choice: Any) -> str:
-    """The options of what a section can name, with their defaults."""
+    """The options of a method, model, clip, …, with their defaults."""
     if isinstance(choice, methods.Method):
-        return ", ".join(f"`{k}` {shown(v)}" for k, v in choice.options.items())
+        return ", ".join(f"`{k}` {as_code(v)}" for k, v in choice.options.items())
     signature = inspect.signature(getattr(choice, "make", choice)).parameters.items()
-    return ", ".join(f"`{k}` {shown(v.default)}".strip() for k, v in signature if k not in GIVEN)
+    return ", ".join(f"`{k}` {as_code(v.default)}".strip() for k, v in signature if k not in PASSED)
 
 
-def shown(value: object) -> str:
-    """A default; nothing for what has none."""
+def as_code(value: object) -> str:
+    """A default in Markdown; "" for an argument without one."""
     if value is inspect.Parameter.empty:
         return ""
     return "not set" if value is None else f"`{json.dumps(value)}`"
 
 
 def table(*rows: Iterable[str]) -> str:
-    """A Markdown table; the first row is its head. Pages that a text names are linked."""
+    """A Markdown table, its first row the head; names of pages become links."""
     cells = [[" ".join(x.split()).replace("|", "\\|") for x in row] for row in rows]
     lines = [cells[0], ["---"] * len(cells[0]), *cells[1:]]
     text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -62,11 +62,11 @@ def table(*rows: Iterable[str]) -> str:
 
 
 def keys() -> str:
-    """Every key by its section."""
+    """All keys, in a table for each section."""
     rows: dict[str, list[tuple[str, str, str]]] = {}
     for key in KEYS:
         section = rows.setdefault(key.name.rpartition(".")[0], [])
-        section.append((f"`{key.name}`", shown(key.default), key.help))
+        section.append((f"`{key.name}`", as_code(key.default), key.help))
     return "\n".join(
         f"## {f'`{section}`' if section else 'The whole run'}\n\n"
         + table(("key", "default", "meaning"), *section_rows)
@@ -75,39 +75,39 @@ def keys() -> str:
 
 
 def commands() -> str:
-    """Every command: what it does, how it is called, its flags."""
+    """All commands: purpose, examples and flags."""
     sections = []
     for name, command in options.COMMANDS.items():
         values = flags.FlagValues()
         options.define(values, command.flags)
         usage = "\n".join(re.findall(r"^bam .*(?:\n  +-.*)*", command.about, re.MULTILINE))
         usage = re.sub(" {3,}--", " \\\\\n  --", usage)
-        rows = [(f"`--{x}`", shown(values[x].default), readable(values[x].help)) for x in values]
+        rows = [(f"`--{x}`", as_code(values[x].default), readable(values[x].help)) for x in values]
         heading = f"## bam {name}\n\n`bam {name}` {command.does}.\n\n```bash\n{usage}\n```\n\n"
         sections.append(heading + table(("flag", "default", "meaning"), *rows))
     return "\n".join(sections)
 
 
 def statuses() -> str:
-    """What every exit status means."""
+    """The meaning of each exit status."""
     return table(("exit status", "meaning"), *((str(k), v) for k, v in options.STATUSES.items()))
 
 
 def readable(text: str) -> str:
-    """A flag's help, of which absl writes `<a|b>: ` where the flag is one of several words."""
+    """A flag's help with "a or b; " in place of the `<a|b>: ` that absl puts before it."""
     return re.sub(r"^<(.*?)>: ", lambda x: f"{x[1].replace('|', ' or ')}; ", text)
 
 
 def tables() -> dict[str, dict[str, str]]:
-    """Page -> place on it -> what belongs there."""
-    named = [(s, f"`{k}`", options_of(v)) for s, rows in SECTIONS.items() for k, v in rows.items()]
+    """Page -> marker on the page -> text after the marker."""
+    parts = [(s, f"`{k}`", options_of(v)) for s, rows in SECTIONS.items() for k, v in rows.items()]
     docs = {
         k: ast.get_docstring(ast.parse(f.read_text())) for k, f in named_configs.shipped().items()
     }
     shipped = [(f"`{k}`", (doc or "").split("\n\n")[0]) for k, doc in sorted(docs.items())]
     config_tables = {
         "keys": keys(),
-        "options": table(("section", "name", "options"), *named),
+        "options": table(("section", "name", "options"), *parts),
         "shipped": table(("config", "what it trains"), *shipped),
     }
     return {
@@ -119,9 +119,9 @@ def tables() -> dict[str, dict[str, str]]:
 def main() -> None:
     """Rewrites the generated parts of the pages."""
     with console.one_line_errors():
-        for page, parts in tables().items():
+        for page, texts in tables().items():
             text = Path(page).read_text(encoding="utf-8")
-            files.write_text(Path(page), pages.fill(text, parts))
+            files.write_text(Path(page), pages.fill(text, texts))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Another name of `bam train`."""
+"""`python -m scripts.train` is `bam train`."""
 
 import sys
 

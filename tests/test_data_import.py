@@ -445,7 +445,7 @@ def test_a_number_is_of_one_column(tmp_path, monkeypatch):
     write(tmp_path / "top" / "1.png", "good")
     flags = ["--labels=t.csv", "--label_column=a,b", "--number"]
     done = run_command("bam", "data", "import", "top", "--out=out", *flags)
-    assert done.returncode == 2 and "--number is of one column" in done.stderr
+    assert done.returncode == 2 and "--number takes one label column" in done.stderr
 
 
 def test_a_large_offset_hides_no_difference():

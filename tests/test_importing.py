@@ -220,7 +220,7 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
             ("data", "import", ".", "--out=o", "--user_column=p"),
             "--user_column is a column of --labels, which",
         ),
-        (("train", "importt", "--config=digits:dp_sgd", "--workdir=w"), "'importt' is no flag"),
+        (("train", "importt", "--config=digits:dp_sgd", "--workdir=w"), "'importt' is not a flag"),
     ],
 )
 def test_a_mistaken_command_is_one_line(arguments, message):

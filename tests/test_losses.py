@@ -184,7 +184,7 @@ def test_a_flag_of_weights_that_cannot_be_is_one_line_that_names_it(weights, cap
     ("flag", "message"),
     [
         ("--config.loss.name=squared_error", "use --config.loss.name=cross_entropy"),
-        ("--metric=auroc", "--private judges trials by --score"),
+        ("--metric=auroc", "--private scores trials by --score"),
     ],
 )
 def test_a_private_search_judges_by_what_is_classified_right_alone(flag, message, tmp_path):

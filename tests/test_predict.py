@@ -431,7 +431,7 @@ def test_json_says_what_csv_says_and_names_come_from_standard_input(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
     done = run_command(*run, "-")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: standard input names no file\n"
+    assert done.stderr == "error: standard input names no file: give one name a line\n"
 
 
 def test_the_command_writes_a_table_and_says_what_it_could_not_read(folder, test_files, tmp_path):

@@ -298,15 +298,15 @@ def command(workdir, *more):
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        (("--private", "--num_seeds=3"), "no --num_seeds"),
-        (("--noprivate",), "belong to --private"),
+        (("--private", "--num_seeds=3"), "leave out --best and --num_seeds"),
+        (("--noprivate",), "need --private"),
         (
             ("--private", "--smaller=4"),
-            "no --smaller, no --out",
+            "leave out --smaller and --out",
         ),  # its ε would be ten times as large
-        (("--private", "--out=table"), "no --smaller, no --out"),
-        (("--private", "--set=accountant=pld,rdp"), "--private sets accountant itself"),
-        (("--private", "--set=eval.every=1,2"), "--private sets eval.every itself"),
+        (("--private", "--out=table"), "leave out --smaller and --out"),
+        (("--private", "--set=accountant=pld,rdp"), "--private sets accountant: leave it out"),
+        (("--private", "--set=eval.every=1,2"), "--private sets eval.every: leave it out"),
     ],
 )
 def test_flags_that_a_private_search_has_no_use_for_are_one_line(flag, message, tmp_path):

@@ -126,7 +126,7 @@ def test_the_command_says_epsilon_alone_together_and_the_sum(plans, tmp_path):
     assert numbers["sum"]["delta"] == pytest.approx(2e-5) and numbers["together"]["delta"] == 2e-5
     lines = [line for line in done.stdout.split("\n") if line.startswith("ε = ")]
     assert [line.split()[-1] for line in lines[2:]] == ["together", "sum"], done.stdout
-    assert "no two of the runs had the same seed" in done.stdout
+    assert "no two runs had the same seed" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_the_command_says_epsilon_alone_together_and_the_sum(plans, tmp_path):
         (["--plan={0}/nothing"], "nothing: missing"),
         (["--plan={0}", "--delta=0"], "delta must be above"),
         (["--plan={0}", "--delta=0.5"], "below 1/N"),
-        (["--plan="], "--plan needs a file"),
-        (["--plan={0}", "--json={0}/plan.json"], "would overwrite the record of a run"),
+        (["--plan="], "--plan= is empty"),
+        (["--plan={0}", "--json={0}/plan.json"], "would overwrite a run's plan"),
         (["--noise_multiplier=1", "--num_steps=3"], "--sampling_prob is required"),
         (["--noise_multiplier=1", "--sampling_prob=0.1"], "--num_steps is required"),
         ([], "give one of --noise_multiplier and --target_epsilon"),

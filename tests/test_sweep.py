@@ -263,7 +263,7 @@ def test_every_study_trains_its_groups_and_sets_them_beside_each_other(name, tmp
     [
         ("reproduce", "--datasets=cifar11", "no config configs/cifar11.py"),
         ("reproduce", "--config.epsilon=3", "sets epsilon itself"),
-        ("reproduce", "--methods=bam_sam", "methods have dp_sgd"),
+        ("reproduce", "--methods=bam_sam", "--methods must contain dp_sgd"),
         ("logistic", "--out=", "--out is required"),
         ("figures", "--methods=dp_sgd:1", "dp_sgd has no strength"),
     ],

@@ -145,7 +145,7 @@ def test_a_clock_counts_what_xla_compiles_in_a_phase():
     [
         ("--only=tensorflow", "no case 'tensorflow': choose from ours_nonprivate"),
         ("--network=vgg", "no network 'vgg': choose from resnet9, convnet"),
-        ("--tree=old=/nowhere", "--tree=old=/nowhere: say NAME=FOLDER"),
+        ("--tree=old=/nowhere", "--tree=old=/nowhere: write NAME=FOLDER"),
     ],
 )
 def test_the_cold_benchmark_refuses_what_it_cannot_measure_before_it_measures(
@@ -187,5 +187,5 @@ def test_the_accelerators_script_goes_on_where_it_stopped(tmp_path):
         f"--out={tmp_path}", "--seconds=5",
     )  # fmt: skip
     assert stopped.returncode == 0, stopped.stderr
-    assert "step and what follows: the same command goes on there" in stopped.stdout
+    assert "not run: step and later pieces; the same command continues" in stopped.stdout
     assert json.loads((tmp_path / "accelerator_x.json").read_text())["pieces"] == done

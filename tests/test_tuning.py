@@ -148,7 +148,7 @@ def test_a_dry_run_times_sizes_if_it_is_asked_and_prints_the_flag_to_add(monkeyp
 
 def test_sizes_are_timed_in_a_dry_run_alone(tmp_path, capsys):
     assert main(["train", "--config=digits:dp_sgd", f"--workdir={tmp_path}", "--tune"]) == 2
-    assert capsys.readouterr().err == "error: --tune belongs to --config.dry_run\n"
+    assert capsys.readouterr().err == "error: --tune needs --config.dry_run\n"
 
 
 def test_a_size_that_is_a_word_is_one_line_that_names_the_flag(capsys):

@@ -1,5 +1,5 @@
 """The commands that a user runs: their flags and their printing.
 
-It imports any other folder but `testing`. Nothing of `bam` imports it; scripts take from it what
-their command lines need.
+It imports any other folder but `testing`. No other folder of `bam` imports it; scripts import its
+parsing of flags and its printing.
 """

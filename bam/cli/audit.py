@@ -1,11 +1,11 @@
-"""Audits what the code that trains gives away: lower bounds on ε beside the claim."""
+"""Audits the code that trains: lower bounds on ε beside the claimed ε."""
 
 import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
+from absl.flags import FlagValues
 from ml_collections import ConfigDict
 
 from bam import files, provenance, tables, waits
@@ -16,11 +16,10 @@ from bam.files import JsonObject
 from bam.training import config as base
 from bam.training import devices, methods, trainer
 
-# N and expected batch size: every example in every step, and one in four.
+# (N, l): every example is in every step (q = 1), or in one of four (q = 1/4).
 SETTINGS = ((8, 8), (40, 10))
-# Of the whole runs: N, expected batch size, steps.
-WHOLE_RUN = (80, 20, 120)
-# Of a plan, in a row of one run.
+WHOLE_RUN = (80, 20, 120)  # N, l, T of whole runs
+# Attributes of a plan that a row of one run records.
 PLANNED = ("expected_batch_size", "sampling_prob", "num_steps", "noise_multiplier", "delta")
 BOUNDS: tables.Columns = {
     "claimed ε": lambda row: f"{row['claimed_epsilon']:.2f}",
@@ -45,79 +44,83 @@ ONE_RUN_COLUMNS: tables.Columns = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """`bam audit` with these arguments; its exit status, of `options.STATUSES`."""
+    """Runs `bam audit` with these arguments; returns a status of `options.STATUSES`."""
     return console.command("audit", argv, audit)
 
 
-def audit(given: flags.FlagValues) -> int:
-    """Runs what is asked for and missing, keeping each result as it is had, and prints a table."""
-    out = Path(given.out) if given.out else None
-    rows = _kept(out) if out and out.exists() else []
-    console.check_writable(given.out)
+def audit(flags: FlagValues) -> int:
+    """Runs the audits whose results the file lacks, saves each result at once, prints a table."""
+    out = Path(flags.out) if flags.out else None
+    rows = _read_rows(out) if out and out.exists() else []
+    console.check_writable(flags.out)
     console.use_compilation_cache()
-    if given.one_run:
-        return audit_one_run(given, rows, out)
+    if flags.one_run:
+        return audit_one_run(flags, rows, out)
     if out:
-        audit_methods(given, rows, out)
+        audit_methods(flags, rows, out)
     return 0
 
 
-def _kept(path: Path) -> list[JsonObject]:
-    """The rows that an earlier command wrote."""
+def _read_rows(path: Path) -> list[JsonObject]:
+    """The rows that an earlier command wrote; InputError for another file."""
     try:
         rows: list[JsonObject] = json.loads(files.read_bytes(path))
     except ValueError:
         raise InputError(f"{path} is damaged: not JSON") from None
     if not (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
-        raise InputError(f"{path} holds no results of an audit: choose another --out")
+        raise InputError(f"{path} does not hold results of an audit: choose another --out")
     return rows
 
 
-def audit_methods(given: flags.FlagValues, rows: list[JsonObject], out: Path) -> None:
-    """Adds the settings that are missing."""
-    for method in given.methods:
-        p_values: dict[str, float] = {}  # of a method's whole runs, once for its settings
+def audit_methods(flags: FlagValues, rows: list[JsonObject], out: Path) -> None:
+    """Audits each method at the `SETTINGS` that `rows` lacks; adds results to `rows` and `out`."""
+    for method in flags.methods:
+        p_values: dict[str, float] = {}  # whole runs are audited once for all settings
         for num_examples, batch_size in SETTINGS:
-            config = config_of(method, batch_size, given.steps, given.epsilon)
-            wanted = {"method": method, "sampling_prob": batch_size / num_examples}
-            wanted |= {"num_trials": given.trials, "num_steps": given.steps}
-            wanted |= {"target_epsilon": given.epsilon, "confidence": given.confidence}
-            if not any(wanted.items() <= row.items() for row in rows):
-                p_values = p_values or whole_run_p_values(method, given.epsilon)
-                rows.append(run(config, num_examples, wanted, p_values))
+            config = config_of(method, batch_size, flags.steps, flags.epsilon)
+            setting = {"method": method, "sampling_prob": batch_size / num_examples}
+            setting |= {"num_trials": flags.trials, "num_steps": flags.steps}
+            setting |= {"target_epsilon": flags.epsilon, "confidence": flags.confidence}
+            if not any(setting.items() <= row.items() for row in rows):
+                p_values = p_values or whole_run_p_values(method, flags.epsilon)
+                rows.append(run(config, num_examples, setting, p_values))
                 keep(rows, out)
     screen.show(COLUMNS, many_runs_rows(rows))
 
 
-def audit_one_run(given: flags.FlagValues, rows: list[JsonObject], out: Path | None) -> int:
-    """Trains once, prints the bound, and puts it in the place of an earlier one of this config."""
-    config = given.config
+def audit_one_run(flags: FlagValues, rows: list[JsonObject], out: Path | None) -> int:
+    """Trains once, prints the bound, and saves it in `out` instead of an earlier result.
+
+    An earlier result has the same method, data set and model.
+    Returns `console.FAULT` if the bound refutes the claim, otherwise 0.
+    """
+    config = flags.config
     started = time.perf_counter()
-    built = one_run.build(config, given.canaries)
+    built = one_run.build(config, flags.canaries)
     plan = built.plan
-    real = plan.num_examples - given.canaries
+    real = plan.num_examples - flags.canaries
     console.say(
         f"{config.method.name} on {built.dataset.name}: {real} examples and "
-        f"{given.canaries} canaries, half of which take part"
+        f"{flags.canaries} canaries; half of the canaries take part"
     )
     console.show(built.describe_plan())
-    seen = one_run.run(built, given.canaries, config.seed, on_row=_print_row, log=console.show)
+    seen = one_run.run(built, flags.canaries, config.seed, on_row=_print_row, log=console.show)
     with waits.awaited(console.show, "the least ε that fits the guesses"):
-        bounds = one_run.bounds(seen, plan, given.confidence)
-    which = {
+        bounds = one_run.bounds(seen, plan, flags.confidence)
+    identity = {
         "kind": "one_run",
         "method": config.method.name,
         "dataset": built.dataset.name,
         "model": config.model.name,
     }
-    row = which | {
+    row = identity | {
         "num_params": built.num_params,
         "num_examples": real,
-        "num_canaries": given.canaries,
+        "num_canaries": flags.canaries,
         "num_included": int(seen.included.sum()),
         **{key: getattr(plan, key) for key in PLANNED},
         "claimed_epsilon": plan.epsilon,
-        "confidence": given.confidence,
+        "confidence": flags.confidence,
         "num_guesses": bounds.num_guesses,
         "num_correct": bounds.num_correct,
         "empirical_epsilon_lower": bounds.epsilon_lower,
@@ -129,24 +132,24 @@ def audit_one_run(given: flags.FlagValues, rows: list[JsonObject], out: Path | N
     wrong = max(bounds.epsilon_lower, bounds.epsilon_lower_any) > plan.epsilon
     console.say(
         f"{bounds.num_correct} of {bounds.num_guesses} guesses are right: ε is at least "
-        f"{bounds.epsilon_lower_any:.2f} at {given.confidence:.0%} confidence, and at least "
-        f"{bounds.epsilon_lower:.2f} if the mechanism is a Gaussian with its batches; claimed "
+        f"{bounds.epsilon_lower_any:.2f} at {flags.confidence:.0%} confidence, and at least "
+        f"{bounds.epsilon_lower:.2f} if noise is Gaussian and batches are as planned; claimed "
         f"{plan.epsilon:.2f} at δ = {plan.delta:g}{'. THE CLAIM IS WRONG' if wrong else ''}"
     )
     if out:
-        rows = [other for other in rows if not which.items() <= other.items()]
+        rows = [other for other in rows if not identity.items() <= other.items()]
         keep([*rows, row], out)
     return console.FAULT if wrong else 0
 
 
 def provenance_row(started: float) -> JsonObject:
-    """What a row says of the machine and of the time since `started`."""
+    """Columns of a row about the machine, the versions and the time since `started`."""
     seconds = time.perf_counter() - started
     return {"device": devices.name(), "seconds": seconds, "versions": provenance.versions()}
 
 
 def keep(rows: list[JsonObject], out: Path) -> None:
-    """Writes all rows, and a table of each kind that there is beside them."""
+    """Writes all rows to `out`, and a table of each kind of row beside it."""
     out.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(out, rows)
     if many := many_runs_rows(rows):
@@ -157,12 +160,12 @@ def keep(rows: list[JsonObject], out: Path) -> None:
 
 
 def many_runs_rows(rows: list[JsonObject]) -> list[JsonObject]:
-    """The rows that are not of one run; these have no kind."""
+    """The rows of audits by many runs, which have no `kind`."""
     return [row for row in rows if row.get("kind") != "one_run"]
 
 
 def config_of(method: str, batch_size: int, num_steps: int, epsilon: float) -> ConfigDict:
-    """A linear model on the canary's data, with views, so that they are audited too."""
+    """A linear model on the canary's data, with two views, so that views are audited, too."""
     config = base.get_config(method)
     config.update({"num_steps": num_steps, "epsilon": epsilon, "microbatch_size": 1})
     config.expected_batch_size = batch_size
@@ -173,12 +176,12 @@ def config_of(method: str, batch_size: int, num_steps: int, epsilon: float) -> C
 
 
 def run(
-    config: ConfigDict, num_examples: int, wanted: JsonObject, p_values: dict[str, float]
+    config: ConfigDict, num_examples: int, setting: JsonObject, p_values: dict[str, float]
 ) -> JsonObject:
-    """One setting: its scores, and what they say, beside `wanted`, the facts that identify it."""
+    """Audits one setting by many runs; returns its row, which begins with `setting`."""
     started = time.perf_counter()
     plan = trainer.build(config, canary.canary_dataset(num_examples)).plan
-    present, absent = canary.scores(config, num_examples, wanted["num_trials"], log=console.show)
+    present, absent = canary.scores(config, num_examples, setting["num_trials"], log=console.show)
     with waits.awaited(console.show, "the least ε that fits their scores"):
         bound = canary.lower_bound(
             present,
@@ -186,9 +189,9 @@ def run(
             sampling_prob=plan.sampling_prob,
             num_steps=plan.num_steps,
             delta=plan.delta,
-            confidence=wanted["confidence"],
+            confidence=setting["confidence"],
         )
-    row = wanted | {
+    row = setting | {
         "claimed_epsilon": plan.epsilon,
         "delta": plan.delta,
         "noise_multiplier": plan.noise_multiplier,
@@ -209,7 +212,7 @@ def run(
 
 
 def whole_run_p_values(method: str, epsilon: float) -> dict[str, float]:
-    """Of three runs of a method, cut and resumed, see `bam.audit.whole_run`."""
+    """p-values of three whole runs of a method, stopped and resumed: see `bam.audit.whole_run`."""
     num_examples, batch_size, num_steps = WHOLE_RUN
     config = config_of(method, batch_size, num_steps, epsilon)
     dataset = canary.canary_dataset(num_examples, num_classes=10, num_features=36)

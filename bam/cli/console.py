@@ -1,4 +1,4 @@
-"""What every command shares: flags, mistakes in one line, exit statuses, a compilation cache."""
+"""Shared by all commands: parsed flags, one-line errors, exit statuses, a compilation cache."""
 
 import contextlib
 import difflib
@@ -29,44 +29,44 @@ from bam.files import JsonObject, check_replaceable, visible
 from bam.training import named_configs
 from bam.training.keys import KEYS
 
-# Folders of code: of bam's own, and of other libraries, among which it may be installed.
+# Folders of bam's code and of other libraries; bam may be installed among these.
 _BAM = Path(__file__).resolve().parents[1]
 _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
 FAULT = 1
 BAD_INPUT = 2
-STOPPED = 3  # of a run that the same command goes on with
-INTERRUPTED = 130  # of any other command at Ctrl-C, as shells have it
-UNREAD = 141  # nobody reads what it prints, as shells have it
+STOPPED = 3  # the same command continues the run
+INTERRUPTED = 130  # Ctrl-C ended the command: 128 + SIGINT, as in shells
+UNREAD = 141  # nobody reads the output: 128 + SIGPIPE, as in shells
 
-Body = Callable[..., int | None]  # of a command: its flags, and what follows them -> exit status
+Body = Callable[..., int | None]  # (flags) or (flags, arguments) -> exit status
 
 
 def command(name: str, argv: Sequence[str], body: Body) -> int:
     """Runs a command; returns its exit status, whatever happens.
 
-    Nothing of it stays for the next: its flags are values of their own, and what it changes of the
-    process for its time is put back. `body` is called with the flags and, if the command takes
-    them, the arguments that follow. `--help` is answered without it.
+    The next command starts as this one did: its flags are values of their own, and its changes to
+    the process are put back. `body` is called with the flags and, if the command is `positional`,
+    with the arguments after them. `--help` prints the help without calling it.
     """
-    asked = options.COMMANDS[name]
+    row = options.COMMANDS[name]
     values = flags.FlagValues()
 
     def run() -> int | None:
         if options.asks_for_help(argv):
             show(options.help_of(name))
             return 0
-        options.define(values, (*asked.flags, options.DEBUG))
+        options.define(values, (*row.flags, options.DEBUG))
         rest = parse(values, argv, f"bam {name}")
-        if rest and not asked.positional:
-            raise InputError(f"{rest[0]!r} is no flag; --help shows them")
-        for flag in asked.flags:
+        if rest and not row.positional:
+            raise InputError(_unexpected(rest[0]))
+        for flag in row.flags:
             if flag.required and values[flag.name].value in (None, "", []):
                 raise InputError(f"--{flag.name} is required: {flag.help}")
-        for rule in asked.rules:
+        for rule in row.rules:
             if not rule.holds(values):
                 raise InputError(rule.message)
         use_all_cores()
-        return body(values, rest) if asked.positional else body(values)
+        return body(values, rest) if row.positional else body(values)
 
     return guarded(run, _has_debug(argv))
 
@@ -74,10 +74,10 @@ def command(name: str, argv: Sequence[str], body: Body) -> int:
 def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> NoReturn:
     """Runs a script's `main` with absl's global flags, as a command is run; ends the process.
 
-    `defaults` are flags for what the command line does not say.
+    `defaults` are flags such as "--num_steps=9", each used unless the command line sets it.
     """
-    given = {_name(argument) for argument in sys.argv[1:]}
-    argv = [*(x for x in defaults if _name(x) not in given), *sys.argv[1:]]
+    names = {_name(argument) for argument in sys.argv[1:]}
+    argv = [*(x for x in defaults if _name(x) not in names), *sys.argv[1:]]
 
     def body() -> None:
         if options.asks_for_help(argv):
@@ -87,7 +87,7 @@ def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> NoReturn:
             options.define(flags.FLAGS, [options.DEBUG])
         rest = parse(flags.FLAGS, argv, sys.argv[0])
         if rest:
-            raise InputError(f"{rest[0]!r} is no flag; --help shows them")
+            raise InputError(_unexpected(rest[0]))
         use_all_cores()
         main()
 
@@ -96,9 +96,10 @@ def run(main: Callable[[], None], defaults: Sequence[str] = ()) -> NoReturn:
 
 
 def guarded(run: Callable[[], int | None], debug: bool = False) -> int:
-    """The exit status of `run`, whose errors are printed: bad input in one line, a fault in full.
+    """Calls `run`, prints its error, and returns its exit status.
 
-    What it changes of signals, warnings, logging and environment is put back.
+    Bad input is printed in one line, a fault with its traceback. Signal handlers, warnings, logging
+    and the environment are put back at the end.
     """
     with _put_back():
         try:
@@ -123,22 +124,23 @@ def guarded(run: Callable[[], int | None], debug: bool = False) -> int:
 def leave(status: int) -> NoReturn:
     """Ends the process."""
     if status == UNREAD:
+        # Python flushes standard output at exit, which would fail again on the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     jax = sys.modules.get("jax")
     if status == BAD_INPUT and jax and jax.distributed.is_initialized():
         sys.stdout.flush()
-        os._exit(BAD_INPUT)  # leaving in the usual way would wait for the other processes
+        os._exit(BAD_INPUT)  # sys.exit would wait for the other processes of the run
     sys.exit(status)
 
 
 @contextlib.contextmanager
 def _put_back() -> Iterator[None]:
-    """Shows warnings in one line; at the end, puts back what commands change of the process."""
+    """Prints warnings in one line each; at the end, undoes a command's changes to the process."""
     numbers = (signal.SIGINT, signal.SIGTERM) if _in_main_thread() else ()
     handlers = {number: signal.getsignal(number) for number in numbers}
     formatwarning, environ = warnings.formatwarning, dict(os.environ)
     modules = named_configs.imported()
-    # Which accelerators are absent is no news.
+    # JAX logs each absent kind of accelerator, which says nothing new to a user.
     logger = logging.getLogger("jax._src.xla_bridge")
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -150,15 +152,15 @@ def _put_back() -> Iterator[None]:
         named_configs.put_back(modules)
         logger.setLevel(level)
         for number, handler in handlers.items():
-            if handler is not None:  # None: not of Python's
+            if handler is not None:  # None: set outside Python, which cannot set it again
                 signal.signal(number, handler)
         if environ != dict(os.environ):
             os.environ.clear()
             os.environ.update(environ)
 
 
-def _warning(message: Warning | str, *where: Any, **more: Any) -> str:
-    """A warning in a line of its own, which Python prints."""
+def _warning(message: Warning | str, *location: Any, **more: Any) -> str:
+    """Formats a warning as one line, in place of `warnings.formatwarning`; Python prints it."""
     show.draw("")
     return f"warning: {visible(str(message))}\n"
 
@@ -167,19 +169,21 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-_printing = threading.RLock()  # a wait is drawn by a thread, an interrupt may be in the way
+# Reentrant: a thread draws waits, and a signal handler can print while the main thread prints.
+_printing = threading.RLock()
 
 
 class _Unended(NamedTuple):
-    """A line of standard output that is not at its end: that of a wait, see `bam.waits`."""
+    """An unfinished line on standard output: that of a wait, see `bam.waits`."""
 
     file: Any = None
     text: str = ""
 
     def end(self, begins: str = "") -> str:
-        """Ends the line, and returns what is to be printed of one that begins so.
+        """Ends the line, and returns the part of the next line `begins` that is left to print.
 
-        A terminal forgets it, for the next one or the same in full. In a file it is gone on with.
+        On a terminal it erases the line, and all of `begins` is left. In a file the next line
+        continues it if it begins with the same text; otherwise it ends the line.
         """
         if not self.text or self.file is not sys.stdout:
             return begins
@@ -197,9 +201,9 @@ _unended = _Unended()
 
 
 def say(*lines: str, error: bool = False) -> None:
-    """Prints lines, on standard error if so: the one way for a command to print.
+    """Prints lines, on standard error if `error`; commands print only through this function.
 
-    Names in them may be a stranger's. They add no line, and nothing that a terminal obeys or hides.
+    A line may hold file names of a stranger, so `visible` escapes line ends and control characters.
     """
     global _unended
     if not lines:
@@ -212,18 +216,18 @@ def say(*lines: str, error: bool = False) -> None:
 
 
 class _Log:
-    """Prints a text of several lines, each as `say` does: for what is ours, as a plan is."""
+    """Prints a text of several lines, each by `say`; for texts of bam's own, such as a plan."""
 
     def __call__(self, text: str) -> None:
-        """Prints it."""
+        """Prints a text."""
         say(*text.split("\n"))
 
     def draw(self, line: str) -> None:
-        """Prints a line that the next one goes on with, or on a terminal replaces; "" ends it."""
+        """Prints an unfinished line, which the next one continues (on a terminal: replaces)."""
         global _unended
         with _printing:
             line = visible(line)
-            if self.draws_in_place():  # where a line that is too long would become two
+            if self.draws_in_place():  # a wrapped line would be two, and only one is erased
                 line = line[: shutil.get_terminal_size().columns - 1]
             print(_unended.end(line), end="", flush=True)
             _unended = _Unended(sys.stdout, line)
@@ -237,14 +241,14 @@ show = _Log()
 
 
 def require(*names: str) -> None:
-    """Declares global flags without which a script ends, before any work, in a line."""
+    """Declares global flags that a script needs; without one it ends before any work."""
     for name in names:
         message = f"--{name} is required: {flags.FLAGS[name].help}"
         ensure((name,), lambda value: value not in (None, "", []), message)
 
 
 def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> None:
-    """Declares what must hold of some global flags; otherwise `message` is the error."""
+    """Declares a condition on global flags: if `holds` is false, `message` is the error."""
 
     def check(values: JsonObject) -> bool:
         if not holds(*(values[name] for name in names)):
@@ -256,11 +260,12 @@ def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> No
 
 @contextlib.contextmanager
 def one_line_errors(debug: bool | None = None) -> Iterator[None]:
-    """Turns what a user can get wrong into `error: …` on standard error and exit status 2.
+    """Turns a user's mistakes into `error: …` on standard error and exit status 2.
 
-    That is an InputError, what the system does not do (`OSError`), and an extra that is missing.
-    With `debug` (None: with `--debug`) the traceback stands above it. Anything else is a fault: it
-    keeps its traceback, which ends by saying whose it is.
+    These are an InputError, a refusal of the system (`OSError`), an extra that is not installed,
+    and too little memory. With `debug` (None: if the command line has `--debug`) the traceback
+    stands above the line. Any other error is a fault and keeps its traceback, which ends with a
+    note on whose fault it is.
     """
     try:
         yield
@@ -278,29 +283,29 @@ def one_line_errors(debug: bool | None = None) -> Iterator[None]:
 
 
 def _too_much(error: Exception) -> str:
-    """What to do about memory or processes that are gone, if the error is of those; or ""."""
+    """Advice if the error means that memory ran out or a process was lost; otherwise ""."""
     text, jax = " ".join(str(error).split()), sys.modules.get("jax")
     from_jax = jax is not None and isinstance(error, jax.errors.JaxRuntimeError)
     if isinstance(error, MemoryError) or (from_jax and "RESOURCE_EXHAUSTED" in text):
-        advice = "lower microbatch_size, augment.views or the model's size"
+        advice = "lower --config.microbatch_size, --config.augment.views or the model's size"
         return f"there is not enough memory: {advice} ({text[:200]})"
     if from_jax and jax and jax.process_count() > 1:
-        return f"a process of this run was lost; start all again to go on ({text[:200]})"
+        return f"a process of this run was lost: start all processes again to resume ({text[:200]})"
     return ""
 
 
 def _whose(error: Exception) -> str:
-    """Whose fault it is: bam's, also inside of a library, or that of code of a user's own."""
+    """A note on whose fault an error is: bam's, libraries included, or that of a user's code."""
     frames = traceback.extract_tb(error.__traceback__)
     file = frames[-1].filename if frames else ""
-    known = not file or file.startswith("<frozen") or Path(file).is_relative_to(_BAM)
-    if known or any(map(Path(file).is_relative_to, _LIBRARIES)):
+    is_bam = not file or file.startswith("<frozen") or Path(file).is_relative_to(_BAM)
+    if is_bam or any(map(Path(file).is_relative_to, _LIBRARIES)):
         return "This is a fault of bam: please report it with all lines above."
-    return f"This is a fault of {file}, which is no code of bam's."
+    return f"This is a fault of {file}, which is not a part of bam."
 
 
 def _fail(message: str, debug: bool | None) -> NoReturn:
-    """Ends the command in one line, below the traceback of the error at hand with `--debug`."""
+    """Prints an error in one line, with `--debug` below its traceback, and ends the command."""
     if _has_debug(sys.argv) if debug is None else debug:
         say(*traceback.format_exc().splitlines(), error=True)
     say(f"error: {' '.join(message.split())}", error=True)
@@ -308,14 +313,14 @@ def _fail(message: str, debug: bool | None) -> NoReturn:
 
 
 def parse(values: flags.FlagValues, argv: Sequence[str], program: str) -> list[str]:
-    """Parses flags, and makes the config that `--config` names; returns what follows them.
+    """Parses flags into `values`, makes the config that `--config` names, returns other arguments.
 
-    InputError for a flag that there is not, one that is given twice or cannot have its value, and
-    for a key that the config has not.
+    InputError for an unknown flag, a flag that is set twice, a value that a flag cannot have, and a
+    key that the config lacks.
     """
     try:
         args = [_from_home(x) for x in values.read_flags_from_files(list(argv))]
-        _check_given_once(values, args)
+        _check_set_once(values, args)
         if "config" in values and "config" in map(_name, args):
             _take_config(values, args)
         rest: list[str] = values([program, *args])
@@ -324,18 +329,18 @@ def parse(values: flags.FlagValues, argv: Sequence[str], program: str) -> list[s
         raise InputError(_unknown(error.flagname, values)) from None
     except flags.Error as error:
         refused = error.__context__ if isinstance(error, flags.IllegalFlagValueError) else None
-        if isinstance(refused, InputError):  # by a flag's own parser: absl wraps it
+        if isinstance(refused, InputError):  # absl wraps the errors of a flag's parser
             raise refused from None
         raise InputError(str(error)) from None
 
 
 def _take_config(values: flags.FlagValues, args: list[str]) -> None:
-    """Makes the text flag `config` one of `ml_collections`, which sets keys by `--config.KEY`."""
+    """Replaces the string flag `config` by one of `ml_collections`, which reads `--config.KEY`."""
     with needs("train"):
         from ml_collections import ConfigDict, config_flags
 
     class Config(flags.ArgumentParser):
-        """Loads a config, and refuses keys that it has not before any is set."""
+        """Loads a config, and refuses unknown keys before any key is set."""
 
         def parse(self, value: str) -> ConfigDict:
             from bam.training.config import add_options
@@ -354,7 +359,7 @@ def _take_config(values: flags.FlagValues, args: list[str]) -> None:
 
 
 def config_given(values: flags.FlagValues) -> tuple[str, JsonObject]:
-    """The file that `--config` names, and what `--config.KEY=VALUE` sets."""
+    """The file that `--config` names, and the keys that `--config.KEY=VALUE` sets."""
     from ml_collections import config_flags
 
     flag = values["config"]
@@ -363,7 +368,7 @@ def config_given(values: flags.FlagValues) -> tuple[str, JsonObject]:
 
 
 def _overrides(args: Sequence[str]) -> list[tuple[str, str]]:
-    """The keys that `--config.KEY` sets, and to which text."""
+    """The keys that `--config.KEY=VALUE` sets, each with its value as text."""
     overrides = []
     for argument, after in itertools.zip_longest(args, [*args][1:], fillvalue="-"):
         if match := re.match(r"--?(?:no)?config\.([^=]*)(=?)(.*)", argument):
@@ -373,7 +378,7 @@ def _overrides(args: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _check_key(config: Any, key: str, text: str) -> None:
-    """InputError for a key that a config has not, or for a section that is set to a word."""
+    """InputError for a key that a config lacks, or for a section that is set to a word."""
     flat = [*config.to_dict()]
     for section in [x for x in flat if hasattr(config[x], "keys")]:
         flat += [f"{section}.{name}" for name in config[section]]
@@ -383,45 +388,52 @@ def _check_key(config: Any, key: str, text: str) -> None:
             raise InputError(f"the config has no key {key!r}{_near(key, flat)}")
         place = place[part]
     if hasattr(place, "keys") and not text.startswith("{"):
-        raise InputError(f"{key} is a section of the config: set a key of it, as {key}.name")
+        keys = ", ".join(place)
+        raise InputError(f"{key} is a section of the config: set --config.{key}.KEY, KEY of {keys}")
 
 
-def _check_given_once(values: flags.FlagValues, args: Sequence[str]) -> None:
-    """InputError for a flag that is given twice, of which one value would be dropped."""
+def _check_set_once(values: flags.FlagValues, args: Sequence[str]) -> None:
+    """InputError for a flag that is set twice, because only one value would count."""
     seen = set()
     for name in filter(None, map(_name, args[: args.index("--")] if "--" in args else args)):
         if name not in values and name.removeprefix("no") in values:
             name = name.removeprefix("no")
         if name in seen and not (name in values and isinstance(values[name], flags.MultiFlag)):
-            raise InputError(f"--{name} is given twice: say it once")
+            raise InputError(f"--{name} is given twice: give it once")
         seen.add(name)
 
 
 def _unknown(name: str, values: flags.FlagValues) -> str:
-    """What is wrong with a flag that there is not, and what may have been meant."""
+    """The error for an unknown flag, with the flag or the key that may be meant."""
     ours = _ours(values)
     keys = [key.name for key in KEYS] if "config" in values else []
     if meant := [key for key in keys if name in (key, key.rpartition(".")[2])]:
-        return f"--{name} is a key of the config: say --config.{meant[0]}"
+        return f"--{name} is a key of the config: write --config.{meant[0]}"
     if name.startswith("config."):
         needed = "name the config first, by --config" if keys else "this command takes no config"
         return f"--{name}: {needed}"
-    return f"--{name} is no flag{_near(name, [*ours, *keys], '--') or '; --help shows them'}"
+    return f"--{name} is not a flag{_near(name, [*ours, *keys], '--') or ': see --help'}"
+
+
+def _unexpected(argument: str) -> str:
+    """The error for an argument of a command that takes only flags."""
+    return f"{argument!r} is not a flag: see --help"
 
 
 def _ours(values: flags.FlagValues) -> list[str]:
-    """The names of flags that are not of libraries, of which the global ones have many."""
-    of = {name: str(values.find_module_defining_flag(name)) for name in values}
-    return [name for name, module in of.items() if not module.startswith(("absl.", "orbax."))]
+    """The names of bam's flags: libraries define many others among absl's global ones."""
+    modules = {name: str(values.find_module_defining_flag(name)) for name in values}
+    return [name for name, module in modules.items() if not module.startswith(("absl.", "orbax."))]
 
 
-def _near(name: str, known: Iterable[str], dashes: str = "") -> str:
-    near = difflib.get_close_matches(name, list(known), 1)
+def _near(name: str, names: Iterable[str], dashes: str = "") -> str:
+    """A question with the name of `names` that resembles `name`; "" if none does."""
+    near = difflib.get_close_matches(name, list(names), 1)
     return f": did you mean {dashes}{near[0]}?" if near else ""
 
 
 def _name(argument: str) -> str:
-    """The name of the flag that an argument gives, "" if it gives none."""
+    """The name of the flag in an argument, "" if that is not a flag."""
     return argument.lstrip("-").partition("=")[0] if argument.startswith("-") else ""
 
 
@@ -437,7 +449,7 @@ def _lines_of(values: flags.FlagValues) -> list[str]:
 
 
 def check_writable(file: str) -> None:
-    """Refuses, with an OSError, a file ("": none) that could not be written, before any work."""
+    """OSError for a file ("": none) that cannot be written; called before any work."""
     if not file:
         return
     folder = Path(file).parent
@@ -448,43 +460,43 @@ def check_writable(file: str) -> None:
 
 
 class _Stop(NamedTuple):
-    """What signals ask for a stop; the next Ctrl-C is left to the handler before."""
+    """A signal handler that asks for a stop once; the next Ctrl-C goes to the earlier handler."""
 
-    asked: threading.Event
-    before: Any
+    requested: threading.Event
+    earlier: Any
 
     def ask(self, number: int, frame: object) -> None:
         """Handles a signal."""
-        self.asked.set()
-        signal.signal(signal.SIGINT, self.before)
+        self.requested.set()
+        signal.signal(signal.SIGINT, self.earlier)
 
 
 def stop_after(max_seconds: float) -> Callable[[], bool]:
-    """A `should_stop` for training: true after a time (0: never), at SIGTERM or at Ctrl-C.
+    """A `should_stop` for training: true after some seconds (0: never), SIGTERM or Ctrl-C.
 
-    A second Ctrl-C does what it did before. Signals are the main thread's: in another one time
-    alone counts.
+    A second Ctrl-C goes to the handler from before this call. Python handles signals only in the
+    main thread, so in other threads only the time counts.
     """
     deadline = time.monotonic() + (max_seconds or math.inf)
-    terminated = threading.Event()
+    requested = threading.Event()
     if _in_main_thread():
-        now = signal.getsignal(signal.SIGINT)
-        earlier = getattr(now, "__self__", None)
-        stop = _Stop(terminated, earlier.before if isinstance(earlier, _Stop) else now)
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, stop.ask)
-    return lambda: terminated.is_set() or time.monotonic() >= deadline
+        handler = signal.getsignal(signal.SIGINT)
+        owner = getattr(handler, "__self__", None)
+        stop = _Stop(requested, owner.earlier if isinstance(owner, _Stop) else handler)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, stop.ask)
+    return lambda: requested.is_set() or time.monotonic() >= deadline
 
 
 def join_processes(
     coordinator: str, num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-    """Makes this process one of several that train together, through `jax.distributed`.
+    """Joins this process to others that train together, through `jax.distributed`.
 
-    Should one of them die, the others end too, within half a minute. `coordinator` is "HOST:PORT"
-    of the first process; "auto": as SLURM, Kubernetes, Cloud TPU or MPI say, without the numbers;
-    or "": this process is the only one. Raises an InputError if that is not a set of processes, an
-    OSError if the others cannot be reached.
+    If one of them dies, the others end within half a minute. `coordinator` is "HOST:PORT" of the
+    first process; "auto", without the two numbers, if SLURM, Kubernetes, Cloud TPU or MPI sets
+    them; or "" for a single process. InputError if these do not describe a set of processes,
+    OSError if the other processes cannot be reached.
     """
     import jax
 
@@ -507,8 +519,9 @@ def join_processes(
     except (ValueError, RuntimeError) as error:
         text = str(error)
         if "should be defined" in text or "must be defined" in text:
-            absent = "no SLURM, Kubernetes, Cloud TPU or MPI here: set --coordinator=HOST:PORT"
-            raise InputError(absent) from None
+            raise InputError(
+                "no SLURM, Kubernetes, Cloud TPU or MPI here: set --coordinator=HOST:PORT"
+            ) from None
         if "process_id" in text:
             raise InputError(text) from None
         raise OSError(f"the processes at {coordinator} could not be joined: {text}") from None
@@ -517,9 +530,9 @@ def join_processes(
 def use_compilation_cache() -> None:
     """Keeps compiled programs in a folder of the user, so that the second run starts at once.
 
-    What lies there is run without a question, so it is `$XDG_CACHE_HOME/bam/jax`, or else
-    `~/.cache/bam/jax`, never a folder that came with data or code; and one that another user owns
-    or may write to is passed over, with a line that says so. The environment variable
+    JAX runs the programs in this folder without a check, so it never comes with data or code: it is
+    `bam/jax` in `$XDG_CACHE_HOME` or, without that, in `~/.cache`. If another user owns it or may
+    write to it, it is not used and a warning says so. The environment variable
     JAX_COMPILATION_CACHE_DIR names another folder, which is not checked.
     """
     import jax
@@ -527,12 +540,12 @@ def use_compilation_cache() -> None:
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return
     base = os.environ.get("XDG_CACHE_HOME", "")
-    # A relative path is to be ignored, says the XDG specification.
+    # The XDG specification says to ignore a relative path.
     folder = Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "bam" / "jax"
     try:
         for part in (folder.parent, folder):
             part.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_own(part)
+            _check_owner(part)
     except OSError as error:
         say(f"warning: compiled programs are not kept: {error}", error=True)
         return
@@ -540,8 +553,8 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
-def _check_own(folder: Path) -> None:
-    """Refuses a folder that another user, root apart, can put files into."""
+def _check_owner(folder: Path) -> None:
+    """PermissionError if a folder belongs to another user, or if others can write to it."""
     status = folder.stat()
     if status.st_uid != os.geteuid():
         raise PermissionError(f"{folder} belongs to another user")
@@ -550,17 +563,17 @@ def _check_own(folder: Path) -> None:
 
 
 def use_all_cores() -> None:
-    """Makes a JAX device of every CPU core, up to eight, for the examples of a step to share.
+    """Makes a JAX device of every CPU core, up to eight, so that a step's examples share the cores.
 
-    One example per core is faster than one example on all cores. `JAX_NUM_CPU_DEVICES` sets
-    another number, and so does whoever has set JAX's own option or started JAX; accelerators are
-    not affected.
+    One example per core is faster than one example on all cores. `JAX_NUM_CPU_DEVICES` sets another
+    number. Nothing changes if JAX's own option is set or JAX has started. Accelerators are not
+    affected.
     """
     jax = sys.modules.get("jax")
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if jax is None or forced or "JAX_NUM_CPU_DEVICES" in os.environ:
         return
-    from jax._src import xla_bridge  # to ask in another way would start it
+    from jax._src import xla_bridge  # any public function would start JAX
 
     if jax.config.jax_num_cpu_devices < 0 and not xla_bridge.backends_are_initialized():
         cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -568,7 +581,7 @@ def use_all_cores() -> None:
 
 
 def end_at_interrupts() -> None:
-    """Has Ctrl-C end the process at once: what is written is all or nothing, threads would last."""
+    """Makes Ctrl-C end the process at once: its files are whole, and its threads would go on."""
     if _in_main_thread():
         signal.signal(signal.SIGINT, _end_at_once)
 
@@ -582,32 +595,33 @@ def _end_at_once(number: int, frame: object) -> None:
 
 @contextlib.contextmanager
 def clearing() -> Iterator[None]:
-    """For its time, a signal that ends the process is an exception, so that `finally` clears up.
+    """Turns signals that end the process into an exception, so that `finally` blocks clean up.
 
-    Further signals wait for that.
+    After the first signal, others are ignored until the context ends.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if _in_main_thread() else ()
-    before = {number: signal.getsignal(number) for number in numbers}
+    handlers = {number: signal.getsignal(number) for number in numbers}
 
     def end(number: int, frame: object) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:  # as nohup has it
+    for number, handler in handlers.items():
+        if handler != signal.SIG_IGN:  # nohup ignores SIGHUP, and so it stays
             signal.signal(number, end)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
 def _from_home(argument: str) -> str:
-    """`--workdir=~/runs`, of which a shell would make a folder called `~`, from the home folder.
+    """Expands `~` in a flag's value, which shells leave alone in `--workdir=~/runs`.
 
-    A config keeps such a path as it was written; `bam.files.user_path` reads it.
+    Values of a config stay as they are written; `bam.files.user_path` expands them when they are
+    read.
     """
     name, equals, value = argument.partition("=")
     if name.lstrip("-").startswith("config"):

@@ -1,4 +1,4 @@
-"""Makes a data set of a folder of images, and shows one."""
+"""Makes a data set from a folder of images, or shows one."""
 
 import os
 import shlex
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import flags
+from absl.flags import FlagValues
 from rich.progress import Progress
 
 from bam import files, tables
@@ -22,164 +22,141 @@ from bam.files import JsonObject
 from bam.images import importing, leaks, listing, packed, pixels, rows
 
 VERBS = ("import", "show")
-# Of kinds of labels; "": the config's own.
+# Kind of labels -> loss; "": the loss of the config.
 LOSSES = {"class": "", "several": "binary", "number": "squared_error"}
-MANY, FEW = 10, 5  # so many folders of fewer images each, on average, may be persons
-GROUP_SIZE = 4  # images of a user, in the command that is printed
+# Folders may be persons, not classes, if there are MANY with fewer than FEW images on average.
+MANY, FEW = 10, 5
+GROUP_SIZE = 4  # images of a user, in the printed command
 
 
 def main(argv: Sequence[str]) -> int:
-    """`bam data` with these arguments; its exit status, of `options.STATUSES`."""
+    """Runs `bam data` with these arguments; returns a status of `options.STATUSES`."""
     return console.command("data", argv, data)
 
 
-def data(given: flags.FlagValues, arguments: Sequence[str]) -> None:
-    """Imports, or shows."""
+def data(flags: FlagValues, arguments: Sequence[str]) -> None:
+    """Imports a folder or shows a data set, by the first argument."""
     if len(arguments) != 2 or arguments[0] not in VERBS:
         raise InputError("bam data import FOLDER --out=DATA, or bam data show DATA")
     if arguments[0] == "import":
-        import_folder(given, Path(arguments[1]))
+        import_folder(flags, Path(arguments[1]))
     else:
-        show(Path(arguments[1]), given.out)
+        show(Path(arguments[1]), flags.out)
 
 
-def import_folder(given: flags.FlagValues, folder: Path) -> None:
-    """Writes the data set of a folder or an archive, and says what became of the images."""
-    if not given.out:
+def import_folder(flags: FlagValues, folder: Path) -> None:
+    """Writes the data set of a folder or an archive, and prints how its images were used."""
+    if not flags.out:
         raise InputError("--out is required: folder for the data set")
-    _check(given)
     if not packed.is_packed(folder):
-        _import(given, folder, console.say)
+        _import(flags, folder, console.say)
         return
-    console.say(f"unpacking {folder} beside {given.out}; the copy is removed at the end")
-    is_outside = bool(given.labels) and os.path.isfile(given.labels)
-    with console.clearing(), packed.unpacked(folder, Path(given.out), is_outside) as place:
-        one_line = " ".join(str(place).split())  # as errors have it
-        named = lambda text: text.replace(str(place), str(folder)).replace(  # noqa: E731
-            one_line, str(folder)
-        )
+    console.say(f"unpacking {folder} beside {flags.out}; the copy is removed at the end")
+    is_outside = bool(flags.labels) and os.path.isfile(flags.labels)
+    with console.clearing(), packed.unpacked(folder, Path(flags.out), is_outside) as place:
+        one_line = " ".join(str(place).split())  # errors join their lines, and so a path's spaces
+
+        def with_archive(text: str) -> str:
+            return text.replace(str(place), str(folder)).replace(one_line, str(folder))
+
         try:
-            _import(given, place, lambda *lines: console.say(*map(named, lines)))
+            _import(flags, place, lambda *lines: console.say(*map(with_archive, lines)))
         except (InputError, OSError) as error:
-            raise DataError(named(str(error))) from error
+            raise DataError(with_archive(str(error))) from error
 
 
-def _check(given: flags.FlagValues) -> None:
-    """InputError for flags that do not go together."""
-    columns = "--user_column" * (given.user_column not in ("", "PatientID"))
-    columns = columns or "--split_column" * bool(given.split_column)
-    together = (
-        (given.labels, given.user_from, "--user_from is for folders of classes: give --user_column"
-         " with --labels"),
-        (columns, not given.labels, f"{columns} is a column of --labels, which is missing"),
-        (given.labels, given.test_folder, "--test_folder is for folders of classes: with --labels "
-         "give --split_column"),
-        (given.labels, not (given.classes or _kind(given) != "class"), "--labels needs --classes: "
-         "their names are public, the labels are not"),
-        (given.number, "," in given.label_column, "--number is of one column of --label_column"),
-        (given.target_offset or given.target_scale != 1, not given.number,
-         "--target_offset and --target_scale are for numbers: add --number"),
-        (given.stratify, _kind(given) != "class", "--stratify is for images of one class each"),
-        (given.stratify, given.test_folder or given.split_column, "--stratify chooses the test "
-         "images; --test_folder and --split_column give them"),
-    )  # fmt: skip
-    for one, other, line in together:
-        if one and other:
-            raise InputError(line)
+def _kind(flags: FlagValues) -> str:
+    return "number" if flags.number else "several" if "," in flags.label_column else "class"
 
 
-def _kind(given: flags.FlagValues) -> str:
-    return "number" if given.number else "several" if "," in given.label_column else "class"
-
-
-def _listed(given: flags.FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
-    """The images and their labels, of folders or of a table."""
-    if given.labels:
-        named = {"file": given.file_column, "label": given.label_column}
-        named |= {"user": given.user_column, "split": given.split_column}
+def _listed(flags: FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
+    """Lists the images and their labels, from folders of classes or from a table."""
+    if flags.labels:
+        columns = {"file": flags.file_column, "label": flags.label_column}
+        columns |= {"user": flags.user_column, "split": flags.split_column}
         listed = listing.in_table(
             folder,
-            Path(given.labels),
-            {field: name for field, name in named.items() if name},
-            validation=given.validation,
+            Path(flags.labels),
+            {field: name for field, name in columns.items() if name},
+            validation=flags.validation,
             log=log,
-            may_lack="PatientID" if given.user_column == "PatientID" else "",
-            number=given.number,
+            may_lack="PatientID" if flags.user_column == "PatientID" else "",
+            number=flags.number,
         )
     else:
-        users = "folder" if given.user_from else "file" if given.user_column else ""
-        split, test = "train" * bool(given.test_folder), Path(given.test_folder)
-        listed = listing.in_class_folders(folder, given.validation, users, given.masks, log, split)
-        if given.test_folder:
-            more = listing.in_class_folders(test, "", users, given.masks, log, "test")
+        users = "folder" if flags.user_from else "file" if flags.user_column else ""
+        split, test = "train" * bool(flags.test_folder), Path(flags.test_folder)
+        listed = listing.in_class_folders(folder, flags.validation, users, flags.masks, log, split)
+        if flags.test_folder:
+            more = listing.in_class_folders(test, "", users, flags.masks, log, "test")
             listed = listing.with_test(listed, more, folder, test, log)
-    separator = "," * (_kind(given) == "several")
-    return listed._replace(examples=_mapped(listed.examples, given.map, separator, log))
+    separator = "," * (_kind(flags) == "several")
+    return listed._replace(examples=_mapped(listed.examples, flags.map, separator, log))
 
 
 def _mapped(
     examples: list[listing.Example], pairs: Sequence[str], separator: str, log: rows.Log
 ) -> list[listing.Example]:
-    """Examples with labels in the place of others, by "FROM:TO"; `separator`: of several labels."""
-    into = dict[str, str]()
+    """Replaces labels by `pairs` of "FROM:TO"; `separator` divides an image's labels, "": one."""
+    replacements = dict[str, str]()
     for pair in pairs:
         old, _, new = pair.rpartition(":")
-        if not (old and new) or old in into:
+        if not (old and new) or old in replacements:
             raise InputError(f"--map={pair}: expected FROM:TO, each FROM once, as --map=yes:1,no:0")
-        into[old] = new
+        replacements[old] = new
     parts = lambda label: label.split(separator) if separator else [label]  # noqa: E731
     present = {part for x in examples for part in parts(x.label)}
-    for label in sorted(into.keys() - present):
-        log(f"--map={label}:{into[label]}: no image has the label {label} (NOT PRIVATE)")
+    for label in sorted(replacements.keys() - present):
+        log(f"--map={label}:{replacements[label]}: no image has the label {label} (NOT PRIVATE)")
     return [
-        x._replace(label=separator.join(into.get(part, part) for part in parts(x.label)))
+        x._replace(label=separator.join(replacements.get(part, part) for part in parts(x.label)))
         for x in examples
     ]
 
 
-def _import(given: flags.FlagValues, folder: Path, log: Callable[..., None]) -> None:
-    kind, preprocessing = _kind(given), _preprocessing(given)
-    listed = _listed(given, folder, log)
+def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
+    kind, preprocessing = _kind(flags), _preprocessing(flags)
+    listed = _listed(flags, folder, log)
     examples, num_listed = listed.examples, len(listed.examples)
-    classes = given.classes or sorted({x.label for x in examples}, key=_in_order)
-    if not given.labels and not given.classes:
+    classes = flags.classes or sorted({x.label for x in examples}, key=_in_order)
+    if not flags.labels and not flags.classes:
         _check_persons(folder, len(classes), num_listed)
     if kind != "class":
-        classes = given.label_column.split(",") if kind == "several" else []
-    if given.user_column == "PatientID" and not examples[0].user:
-        examples = _with_patients(folder, examples, given.strict, log)
-    if given.stratify:
-        examples = importing.stratified(examples, given.stratify)
+        classes = flags.label_column.split(",") if kind == "several" else []
+    if flags.user_column == "PatientID" and not examples[0].user:
+        examples = _with_patients(folder, examples, flags.strict, log)
+    if flags.stratify:
+        examples = importing.stratified(examples, flags.stratify)
     options = importing.Options(
         kind=kind,
         preprocessing=preprocessing,
         classes=tuple(classes),
-        test_share=given.test,
-        strict=given.strict,
+        test_share=flags.test,
+        strict=flags.strict,
     )
-    out, workers = Path(given.out), given.workers or os.cpu_count() or 1
+    out, workers = Path(flags.out), flags.workers or os.cpu_count() or 1
 
     def warn() -> None:
         with ThreadPoolExecutor(workers) as pool:
-            log(*leaks.lines(folder, examples, options, given.near_duplicates, pool))
+            log(*leaks.lines(folder, examples, options, flags.near_duplicates, pool))
 
     with Progress(transient=True, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task(files.counted(len(examples), "image"), total=None)
-        on_shard = lambda done, num: bar.update(task, completed=done, total=num)  # noqa: E731
+        on_shard = lambda ready, num: bar.update(task, completed=ready, total=num)  # noqa: E731
         manifest = importing.run(folder, examples, out, options, workers, on_shard, warn)
     if frames := manifest["first_frames"]:
         log(
             f"{files.have(frames, 'file')} several frames or pages: the first is used (NOT PRIVATE)"
         )
     log(*_lost(manifest))
-    for file, why in manifest["left_out"].items():
+    for file, reason in manifest["left_out"].items():
         reader = listing.READ_BY.get(listing.suffix_of(file), "")
-        log(f"left out: {file} ({why.rpartition(': ')[2]}{reader and '; '}{reader})")
+        log(f"left out: {file} ({reason.rpartition(': ')[2]}{reader and '; '}{reader})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     log(
         f"{files.counted(listed.num_images, 'image')}: {train:,} to train, {test:,} to test, "
         f"{num_listed - train - test:,} left out"
-        + "".join(f", {num:,} {why}" for why, num in listed.unused.items())
+        + "".join(f", {num:,} {reason}" for reason, num in listed.unused.items())
         + {"class": f"; {len(classes)} classes", "several": f"; {len(classes)} labels each"}.get(
             kind, "; labels are numbers"
         ),
@@ -188,12 +165,12 @@ def _import(given: flags.FlagValues, folder: Path, log: Callable[..., None]) -> 
 
 
 def _in_order(name: str) -> tuple[bool, int, str]:
-    """Numbers as numbers, then texts: 2, 10, x."""
+    """A sort key that puts numbers first, by value, and then other names: 2, 10, x."""
     return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
 
 
 def _check_persons(folder: Path, num_classes: int, num_images: int) -> None:
-    """InputError for folders that may be persons: their names would be published as classes."""
+    """Refuses folders that may be persons, because names of classes are published."""
     if num_classes >= MANY and num_images < FEW * num_classes:
         raise InputError(
             f"{folder}: {num_classes:,} folders with {num_images:,} images: are they persons? "
@@ -203,7 +180,7 @@ def _check_persons(folder: Path, num_classes: int, num_images: int) -> None:
 
 
 def _lost(manifest: JsonObject) -> list[str]:
-    """Lines about pictures that may have lost what they showed."""
+    """Lines about pictures that may have lost their content, as those of one colour."""
     lines = [
         f"NOT PRIVATE: {num:,} of the pictures are {kind}" for kind, num in manifest["lost"].items()
     ]
@@ -211,40 +188,48 @@ def _lost(manifest: JsonObject) -> list[str]:
         low, high = ends
         window = ",".join(f"{x:g}" for x in manifest["preprocessing"]["window"])
         lines.append(
-            f"NOT PRIVATE: numbers of those of one colour go from {low:.6g} to {high:.6g}; "
-            f"--window={window} shows none of them: give that of the device that made the files"
+            f"NOT PRIVATE: numbers in the pictures of one colour go from {low:.6g} to {high:.6g}, "
+            f"and --window={window} shows none of them: give the window of the device that made "
+            "the files"
         )
     return lines
 
 
 def _command(out: Path, manifest: JsonObject, kind: str) -> str:
-    """What trains on a data set, for a shell; `configs/folder.py` does the rest."""
+    """A shell command that trains on a data set; `configs/folder.py` reads the rest from it."""
     values = {"dataset.path": str(out), "loss.name": LOSSES[kind]}
     if manifest["ids"]:
-        # A constant: the largest number of images that a user has is private.
+        # A constant, because the largest number of images of a user is private.
         values |= {"dataset.groups": "user", "dataset.group_size": str(GROUP_SIZE)}
     num_units = manifest["num_users"] or manifest["num_examples"]["train"]
-    if num_units >= 50_000:  # of which 1e-5 is not far below 1/N
+    if num_units >= 50_000:  # δ must be far below 1/N, and 1e-5, the default, is not
         values["delta"] = f"1e-{len(str(num_units)) + 1}"
-    given = [f"--config.{key}={value}" for key, value in values.items() if value]
-    return shlex.join(["bam", "train", "--config=folder:dp_sgd", "--workdir=run", *given])
+    overrides = [f"--config.{key}={value}" for key, value in values.items() if value]
+    return shlex.join(["bam", "train", "--config=folder:dp_sgd", "--workdir=run", *overrides])
 
 
-def _preprocessing(given: flags.FlagValues) -> Preprocessing:
-    """What the flags say of pixels; an InputError if they are no numbers."""
+def _preprocessing(flags: FlagValues) -> Preprocessing:
+    """How flags turn files into pixels; InputError for a size or a window that is not numbers."""
     try:
-        sides = [int(x) for x in given.size.lower().split("x")]
-        window: Any = given.window and tuple(float(x) for x in given.window)
+        sides = [int(x) for x in flags.size.lower().split("x")]
     except ValueError:
-        raise InputError("--size=32 or --size=16x24, and --window=LOW,HIGH, are numbers") from None
+        raise InputError(
+            f"--size={flags.size} is not a number of pixels: write --size=32 or --size=16x24"
+        ) from None
+    try:
+        window: Any = flags.window and tuple(float(x) for x in flags.window)
+    except ValueError:
+        raise InputError(
+            f"--window={','.join(flags.window)} is not two numbers: write --window=LOW,HIGH"
+        ) from None
     size: Any = tuple(sides * 2 if len(sides) == 1 else sides)
-    target = (given.target_offset, given.target_scale)
+    target = (flags.target_offset, flags.target_scale)
     preprocessing = Preprocessing(
         size,
-        int(given.channels),
+        int(flags.channels),
         window,
-        given.background,
-        target if given.number and target != (0, 1) else None,
+        flags.background,
+        target if flags.number and target != (0, 1) else None,
     )
     preprocessing.check()
     return preprocessing
@@ -253,29 +238,29 @@ def _preprocessing(given: flags.FlagValues) -> Preprocessing:
 def _with_patients(
     folder: Path, examples: Sequence[listing.Example], strict: bool, log: Callable[..., None]
 ) -> list[listing.Example]:
-    """Examples whose user is the PatientID of their DICOM file; the others are left out."""
-    known, left_out = [], []
+    """Examples with the PatientID of their DICOM file as user; those without one are left out."""
+    with_user, left_out = [], []
     for example in examples:
         try:
-            known.append(example._replace(user=pixels.dicom_user(folder / example.file)))
+            with_user.append(example._replace(user=pixels.dicom_user(folder / example.file)))
         except DataError as error:
             if strict:
                 raise
             left_out.append(f"left out: {example.file} ({str(error).rpartition(': ')[2]})")
-    if not known:
-        raise DataError(f"{folder}: no DICOM file with a PatientID")
+    if not with_user:
+        raise DataError(f"{folder}: no DICOM file with a PatientID: leave out --user_column")
     log(*left_out)
-    return known
+    return with_user
 
 
 def show(data: Path, out: str) -> None:
-    """Prints what is public of a data set, then what is not; draws some images with --out."""
+    """Prints the public facts of a data set, then private ones; draws images to the file `out`."""
     manifest = importing.read_manifest(data)
     shape = " × ".join(str(size) for size in manifest["shape"])
     train, test, _ = parquet.read(data, stays=lambda num_bytes: True)
     names, left_out = manifest["classes"], len(manifest["left_out"])
     target = Target(*(manifest["preprocessing"].get("target") or ()))
-    labels = [np.asarray(split.labels) for split in (train, test)]  # [n], or [n, several]
+    labels = [np.asarray(split.labels) for split in (train, test)]  # [n], or [n, labels]
     kind = f"{len(names)} {'labels' if labels[0].ndim == 2 else 'classes'}" if names else "numbers"
     console.say(
         f"{files.counted(len(train.labels), 'image')} to train, {len(test.labels):,} to test, "
@@ -296,15 +281,15 @@ def show(data: Path, out: str) -> None:
             each = f"{files.counted(sizes[0], 'image')} each"
         console.say(f"{len(sizes):,} users to train, {each}: NOT PRIVATE, as are the images below")
     if out:
-        from bam.images import sheet  # which needs the extra `plots`
+        from bam.images import sheet  # it needs the extra `plots`
 
         console.check_writable(out)
         sheet.draw(train, manifest["classes"], Path(out), target)
-        console.say(f"{out}: images of persons, not to be published")
+        console.say(f"{out} shows private images: do not publish it")
 
 
 def _show_numbers(target: Target, labels: Sequence[np.ndarray]) -> None:
-    """Prints where labels that are numbers lie, in the units of the files."""
+    """Prints quantiles of labels that are numbers, in the units of the files."""
     rows, digits = [], target.digits(4)
     for split, values in zip(listing.SPLITS, labels, strict=True):
         shares = np.quantile(target.in_units(values), (0, 0.25, 0.5, 0.75, 1))

@@ -1,9 +1,9 @@
-"""Writes what may be released of a finished run: weights, settings and a privacy statement."""
+"""Writes the release of a finished run: weights, settings and a privacy statement."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
+from absl.flags import FlagValues
 
 from bam import waits
 from bam.cli import console
@@ -11,19 +11,19 @@ from bam.release import export as release
 
 
 def main(argv: Sequence[str]) -> int:
-    """`bam export` with these arguments; its exit status, of `options.STATUSES`."""
+    """Runs `bam export` with these arguments; returns a status of `options.STATUSES`."""
     return console.command("export", argv, export)
 
 
-def export(given: flags.FlagValues) -> None:
-    """Writes the folder, or says in one line why it cannot be released."""
+def export(flags: FlagValues) -> None:
+    """Writes the release, or refuses in one line a run that may not be released."""
     with waits.awaited(console.show, "writing the release", stays=False):
         release.export(
-            Path(given.workdir),
-            Path(given.out),
-            nominal=given.nominal,
-            own_model=given.own_model,
-            stablehlo=given.stablehlo,
+            Path(flags.workdir),
+            Path(flags.out),
+            nominal=flags.nominal,
+            own_model=flags.own_model,
+            stablehlo=flags.stablehlo,
         )
-    files = release.FILES + given.stablehlo * ("model.stablehlo",)
-    console.say(f"{', '.join(files)} in {given.out}; read PRIVACY.md before you pass it on")
+    files = release.FILES + flags.stablehlo * ("model.stablehlo",)
+    console.say(f"{', '.join(files)} in {flags.out}; read PRIVACY.md before you pass it on")

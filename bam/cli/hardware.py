@@ -1,9 +1,9 @@
-"""Compiles a config's step for a TPU or GPU that is not there, and says what its compiler says."""
+"""Compiles a config's step for an absent TPU or GPU, and prints whether it fits."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from absl import flags
+from absl.flags import FlagValues
 
 from bam import files, waits
 from bam.cli import console
@@ -12,26 +12,26 @@ from bam.training import ahead
 
 
 def main(argv: Sequence[str]) -> int:
-    """`bam hardware` with these arguments; its exit status, of `options.STATUSES`."""
+    """Runs `bam hardware` with these arguments; returns a status of `options.STATUSES`."""
     return console.command("hardware", argv, compile_ahead)
 
 
-def compile_ahead(given: flags.FlagValues) -> None:
-    """Compiles, prints, and writes the answer.
+def compile_ahead(flags: FlagValues) -> None:
+    """Compiles the step, prints the answer, and writes it to --json.
 
     If JAX has not started in this process, it stays on CPU from now on.
     """
-    console.check_writable(given.json)
-    hardware = ahead.devices_of(given.target)
-    with waits.awaited(console.show, f"compiling for {given.target}", stays=False):
-        answer = ahead.look(given.config, given.target, hardware, given.size)
+    console.check_writable(flags.json)
+    hardware = ahead.devices_of(flags.target)
+    with waits.awaited(console.show, f"compiling for {flags.target}", stays=False):
+        answer = ahead.look(flags.config, flags.target, hardware, flags.size)
     console.say(*lines(answer))
-    if given.json:
-        files.write_json(Path(given.json), answer)
+    if flags.json:
+        files.write_json(Path(flags.json), answer)
 
 
 def lines(answer: JsonMapping) -> Iterator[str]:
-    """The answer as a person reads it, a line for each fact."""
+    """The answer in lines for people."""
     if not answer["compiles"]:
         yield f"does NOT compile: {answer['problem']}"
         return

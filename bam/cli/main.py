@@ -1,4 +1,4 @@
-"""`bam COMMAND`: one command, whose names are those of the modules of this folder."""
+"""The `bam` command: `bam COMMAND` runs `bam.cli.COMMAND`, the module of that name."""
 
 import difflib
 import importlib
@@ -11,10 +11,10 @@ from bam.errors import InputError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `bam` with these arguments; returns its exit status, of `options.STATUSES`.
+    """Runs `bam` with these arguments; returns a status of `options.STATUSES`.
 
-    It can be called from Python, and again: neither SystemExit nor an error leaves it. Without
-    `argv` it is the process's own: it takes the arguments of the command line, Ctrl-C ends it at
+    With `argv` it can be called from Python any number of times: it raises neither SystemExit nor
+    an error. Without `argv` it is the program `bam`: it reads the command line, Ctrl-C ends it at
     once, and it does not return.
     """
     if argv is not None:
@@ -41,8 +41,8 @@ def _dispatch(argv: Sequence[str]) -> int:
         console.say(f"bam {__version__}")
     else:
         near = difflib.get_close_matches(name, options.COMMANDS, 1)
-        known = ", ".join(options.COMMANDS)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {known}"
+        names = ", ".join(options.COMMANDS)
+        hint = f"did you mean {near[0]}?" if near else f"choose from {names}"
         raise InputError(f"bam has no command {name!r}: {hint}")
     return 0
 

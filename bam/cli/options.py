@@ -1,7 +1,7 @@
 """The flags of every command as tables, and its help; nothing here imports JAX, so help is at once.
 
-A command's module defines nothing: `define` puts its flags into an `absl.flags.FlagValues` of one
-call, so that no call leaves a value for the next.
+No flag is defined when this module is imported: `define` puts a command's flags into a new
+`absl.flags.FlagValues` for each call, so no value of one call reaches the next.
 """
 
 import textwrap
@@ -13,17 +13,17 @@ from absl import flags
 from bam.training import named_configs
 from bam.training.keys import KEYS
 
-WIDTH = 100  # columns of the help
+WIDTH = 80  # columns of the help, as wide as a terminal that nobody has resized
 HELP = {"help", "h", "helpshort", "helpfull"}
 
-# Exit status -> what it means; docs/commands.md has it, too.
+# Exit status -> its meaning; `python -m scripts.reference` copies it to docs/commands.md.
 STATUSES = {
-    0: "The command is done.",
-    1: "A fault of bam, or of code of your own. The traceback says whose, and what to report.",
+    0: "The command succeeded.",
+    1: "A fault of bam, or of your own code. The traceback says which, and what to report.",
     2: "The input was wrong. One line on standard error says how.",
     3: "The run was stopped and saved. The same command continues it.",
-    130: "Ctrl-C ended a command that keeps nothing to go on with.",
-    141: "Nobody read what the command printed.",
+    130: "Ctrl-C ended the command at once.",
+    141: "Nobody read the command's output.",
 }
 
 
@@ -32,12 +32,13 @@ class Flag(NamedTuple):
 
     Attributes:
       name: without its dashes.
-      default: what it is if it is not given; its type is the flag's (a tuple: words with commas).
-      help: what it means.
-      kind: the type, where the default is None; `list`: a flag that may be given several times.
+      default: its value if the command line does not set it; the flag has the type of its default
+        (a tuple: words with commas between them).
+      help: its meaning.
+      kind: the type, if the default is None; `list`: a flag that can be repeated.
       least, most: bounds of a number.
-      choices: the words that it can be.
-      required: whether the command ends without it, before any work.
+      choices: the words that it accepts; (): any.
+      required: whether the command refuses to start without it.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Flag(NamedTuple):
     required: bool = False
 
     def __str__(self) -> str:
-        """Its name and default, as the help has them."""
+        """Its name and default, as the help prints them."""
         default = "" if self.default in (None, "", (), []) else self.default
         if isinstance(default, bool):
             default = str(default).lower()
@@ -60,21 +61,21 @@ class Flag(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What must hold of a command's flags; otherwise `message` is the error."""
+    """A condition on a command's flags: if `holds` is false, the command ends with `message`."""
 
     holds: Callable[[flags.FlagValues], Any]
     message: str
 
 
 class Command(NamedTuple):
-    """All that is known of a command before it runs.
+    """A command as its help describes it, before its module is imported.
 
     Attributes:
-      does: one line of `bam --help`.
-      about: what its own help says before the flags: examples first.
+      does: its line in `bam --help`, a verb first.
+      about: the part of its own help above the flags, examples first.
       flags: see `Flag`.
       rules: see `Rule`.
-      positional: whether something may follow the flags.
+      positional: whether it takes arguments that are not flags.
     """
 
     does: str
@@ -84,103 +85,132 @@ class Command(NamedTuple):
     positional: bool = False
 
 
-DEBUG = Flag("debug", False, "show the traceback of an error, too")
-# Of commands and scripts that train many runs.
+DEBUG = Flag("debug", False, "print the traceback of an error above its line")
+# Shared by `bam sweep` and the scripts that train many runs.
 MANY_RUNS = (
     Flag("config", None, "configs/NAME.py, without a method; --config.KEY=VALUE is for all runs"),
-    Flag("workdir", "", "folder for all runs and what is made of them"),
-    Flag("num_seeds", 3, "runs of each kind, by seeds 0, 1, …", least=1),
-    Flag("max_seconds", 0.0, "stop with a checkpoint after so long; 0: never", least=0),
+    Flag("workdir", "", "folder for all runs and their tables and figures"),
+    Flag("num_seeds", 3, "runs of each setting, with the seeds 0, 1, …", least=1),
+    Flag(
+        "max_seconds", 0.0, "stop with a checkpoint after this many seconds; 0: no limit", least=0
+    ),
 )
-# Flags of `bam privacy` that are not of plans.
+# Flags of `bam privacy` that describe one mechanism; --plan brings these numbers for several.
 ONE_MECHANISM = (
     *("noise_multiplier", "target_epsilon", "sampling_prob", "num_steps", "accountant", "plot"),
 )
 EXAMPLES = "v5e:1x1, v5e:2x4, v5e:16x16, v6e:2x2, v5p:2x2x1, h100, h100:8, h200, b200"
 
 
-def _private_search_flags_alone(given: flags.FlagValues) -> bool:
-    return given.private or not any(given[name].present for name in PRIVATE_SEARCH)
+def _private_search_flags_alone(values: flags.FlagValues) -> bool:
+    return values.private or not any(values[name].present for name in PRIVATE_SEARCH)
+
+
+def _has_classes(values: flags.FlagValues) -> bool:
+    """Whether `bam data import` gives each image one class, not a number or several labels."""
+    return not values.number and "," not in values.label_column
 
 
 PRIVATE_SEARCH = ("trials_mean", "trials_shape", "score", "score_noise")
 
 COMMANDS = {
     "train": Command(
-        "trains one model privately, and goes on with one that was stopped",
+        "trains one model privately, or resumes a run that was stopped",
         """\
 bam train --config=digits:bam_sam --workdir=runs/digits
 
-All devices of this machine share the work; those of several, too, if started on each of them with
---coordinator (docs/accelerators.md).
+All devices of this machine share the work. To use several machines, start the
+same command on each of them with --coordinator (docs/accelerators.md).
 """,
         (
             Flag(
                 "config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD", required=True
             ),
-            Flag("workdir", "", "folder for the run's files; an unfinished run there goes on"),
-            Flag("max_seconds", 0.0, "stop with a checkpoint after so long; 0: no limit", least=0),
+            Flag("workdir", "", "folder for the run's files; an unfinished run there is resumed"),
+            MANY_RUNS[3],
             Flag(
                 "tune",
                 False,
-                "with --config.dry_run: time how many examples at a time are fastest here",
+                "with --config.dry_run: time which microbatch size is fastest on this machine",
             ),
             Flag(
                 "coordinator",
                 "",
-                "HOST:PORT of process 0 of several; auto: as SLURM, Kubernetes, … say",
+                "HOST:PORT of process 0, if several processes train together; auto: as SLURM, "
+                "Kubernetes, Cloud TPU or MPI says",
             ),
-            Flag("num_processes", None, "with --coordinator=HOST:PORT", int),
-            Flag("process_id", None, "likewise: 0 to num_processes - 1", int),
+            Flag("num_processes", None, "with --coordinator=HOST:PORT: number of processes", int),
+            Flag(
+                "process_id",
+                None,
+                "with --coordinator=HOST:PORT: this process, from 0 to num_processes - 1",
+                int,
+            ),
         ),
         (
             Rule(
-                lambda given: given.workdir or given.config.get("dry_run"),
+                lambda values: values.workdir or values.config.get("dry_run"),
                 "--workdir is required: the folder for the run's files",
             ),
             Rule(
-                lambda given: given.config.get("dry_run") or not given.tune,
-                "--tune belongs to --config.dry_run",
+                lambda values: values.config.get("dry_run") or not values.tune,
+                "--tune needs --config.dry_run",
             ),
         ),
     ),
     "clip_norm": Command(
-        "measures a clip norm on public data, and says how to use it",
+        "measures a clip norm on public data for a private run",
         """\
 bam clip_norm --config=mnist:dp_sgd --public=digits
-bam clip_norm --config=mnist:dp_sgd --public=folder --path=DATA --num_classes=10 --quantile=0.9
+bam clip_norm --config=mnist:dp_sgd --public=folder --path=DATA \\
+  --num_classes=10 --quantile=0.9
 
-C is a quantile of the gradients' norms of the config's model, trained from scratch on the public
-data for some steps without privacy. It prints the flags that give a run this C and record where it
-came from. It reads the private data's format alone. Nobody but you can say that the other data
-are public: they must share no example with the private ones.
+The command trains the config's model from scratch on the public data, without
+privacy, for a few steps. C is a quantile of the norms of its per-example
+gradients there. The command prints the flags that set this C and record its
+origin. It uses nothing of the private data but the size and the channels of its
+images. Only you can know that the other data are public: they must not share an
+example with the private data.
 """,
         (
             Flag(
                 "config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD", required=True
             ),
             Flag("public", "", "the public data set, as --config.dataset.name", required=True),
-            Flag("source", "", "of the public data, as --config.dataset.source"),
-            Flag("path", "", "of the public data, as --config.dataset.path"),
-            Flag("num_classes", 0, "of public data whose files do not name the classes", least=0),
-            Flag("quantile", 0.5, "of the norms: above 0 and at most 1"),
-            Flag("steps", 20, "of training on the public data before norms are measured", least=0),
+            Flag("source", "", "source of the public data, as --config.dataset.source"),
+            Flag("path", "", "path of the public data, as --config.dataset.path"),
+            Flag(
+                "num_classes",
+                0,
+                "number of public classes, if the public files do not name them",
+                least=0,
+            ),
+            Flag("quantile", 0.5, "quantile of the gradient norms, above 0 and at most 1"),
+            Flag("steps", 20, "training steps before the norms are measured", least=0),
         ),
     ),
     "sweep": Command(
         "trains methods at many settings and seeds, and compares them",
         """\
-bam sweep --config=digits --methods=dp_sgd,bam_sam:0.02 --num_seeds=5 --workdir=runs/sweep
-bam sweep --config=digits --methods=dp_sgd,bam_sam:0.01,bam_sam:0.05 --holdout=200 --best=1 \\
-  --set=optimizer.learning_rate=0.003,0.01,0.03 --num_seeds=5 --workdir=runs/search
+bam sweep --config=digits --methods=dp_sgd,bam_sam:0.02 --num_seeds=5 \\
+  --workdir=runs/sweep
+bam sweep --config=digits --methods=dp_sgd,bam_sam:0.01,bam_sam:0.05 \\
+  --holdout=200 --best=1 --set=optimizer.learning_rate=0.003,0.01,0.03 \\
+  --num_seeds=5 --workdir=runs/search
 
-The first method is the baseline: each other is paired with it, by seed and at equal settings. With
---holdout settings are judged on training images that are set aside, so that the test split is not
-read; with --best=K only the K best settings of each method, by the first seed, get all seeds. With
---smaller=K batches and noise are K times smaller (TAN's rule): a cheap search for large batches,
-whose runs have a far larger ε. None of that is private: ε is of each run alone (docs/selection.md).
-With --private a random number of trials is drawn from the same settings and the best is chosen; ε
-pays for the choice, too. The same command again goes on.
+The first method is the baseline. The sweep pairs each other method with it, by
+seed and at equal settings. If the sweep was stopped, the same command continues
+it.
+
+--holdout=N compares settings on N training images that are set aside, so the
+test split is not read. --best=K trains all seeds only for the K best settings
+of each method, which the first seed chooses. --smaller=K makes batches and
+noise K times smaller (TAN's rule): a cheap search for large batches, whose runs
+have a far larger ε.
+
+None of these choices is private: each ε covers its run alone (see
+docs/selection.md). With --private the sweep draws a random number of trials
+from the same settings and keeps the best; then ε pays for the choice, too.
 """,
         (
             MANY_RUNS[0]._replace(required=True),
@@ -191,49 +221,49 @@ pays for the choice, too. The same command again goes on.
                 "METHOD or METHOD:STRENGTH, the baseline first",
                 required=True,
             ),
-            Flag("set", [], "KEY=VALUE,VALUE of the config, tried with all others", list),
+            Flag("set", [], "KEY=VALUE,VALUE of the config; all combinations are trained", list),
             *MANY_RUNS[2:],
-            Flag("holdout", 0, "training images to judge on; 0: the test split", least=0),
+            Flag("holdout", 0, "training images to compare on; 0: the test split", least=0),
             Flag("best", 0, "settings of each method that get all seeds; 0: all", least=0),
             Flag(
                 "smaller",
                 1,
-                "search by TAN's rule: batches and noise are so many times smaller",
+                "TAN's rule: make batches and noise this many times smaller",
                 least=1,
             ),
             Flag(
                 "metric",
                 "",
-                "to compare: a name of figures or test_… in summary.json; '': accuracy, or loss",
+                "figure or test_… of summary.json to compare; '': accuracy, or the loss",
             ),
-            Flag("out", "", "files to write, less .json and .md; '': WORKDIR/sweep"),
+            Flag("out", "", "path of the tables without .json and .md; '': WORKDIR/sweep"),
             Flag(
                 "private",
                 False,
-                "--config.epsilon pays for the choice, too: docs/selection.md",
+                "search privately: --config.epsilon pays for the choice, too (docs/selection.md)",
             ),
-            Flag("trials_mean", 8.0, "of --private: trials on average"),
+            Flag("trials_mean", 8.0, "with --private: mean number of trials"),
             Flag(
                 "trials_shape",
                 1.0,
-                "of --private: shape η of their number; 0: logarithmic, 1: geometric",
+                "with --private: shape η of the number of trials; 0: logarithmic, 1: geometric",
             ),
             Flag(
                 "score",
                 "training",
-                "of --private: images that a trial is judged on",
+                "with --private: images that score a trial",
                 choices=("training", "held_out"),
             ),
             Flag(
                 "score_noise",
                 10.0,
-                "of --private: standard deviation of the noise on a score, in images",
+                "with --private: standard deviation of the noise on a score, in images",
             ),
         ),
         (
             Rule(
                 _private_search_flags_alone,
-                f"--{', --'.join(PRIVATE_SEARCH)} belong to --private",
+                f"--{', --'.join(PRIVATE_SEARCH)} need --private: add it, or leave them out",
             ),
         ),
     ),
@@ -243,22 +273,26 @@ pays for the choice, too. The same command again goes on.
 bam report --workdir=runs/digits
 bam report --workdir=runs/digits --public --out=page.html
 
-The page is one file; it needs no network and runs nothing. With --public it can be passed on.
+The page is one HTML file without scripts, and needs no network. You may pass it
+on if --public made it.
 """,
         (
+            Flag("workdir", "", "folder of a run; only the page is written to it", required=True),
             Flag(
-                "workdir", "", "folder of a run; it is only read, but for the page", required=True
+                "out",
+                "",
+                "HTML file to write; '': report.html in WORKDIR, or with --public "
+                "report_public.html",
             ),
-            Flag("out", "", "HTML file to write; if empty, report.html in the run's folder"),
             Flag(
                 "public",
                 False,
-                "leave out all that ε does not cover, paths and the seed, to pass the page on",
+                "leave out paths, the seed and all that ε does not cover, to pass the page on",
             ),
         ),
     ),
     "export": Command(
-        "writes what may be released of a run, with a privacy statement",
+        "writes a run's release: weights, settings, a privacy statement",
         """\
 bam export --workdir=runs/digits --out=release
 """,
@@ -268,7 +302,7 @@ bam export --workdir=runs/digits --out=release
             Flag(
                 "nominal",
                 False,
-                "also take a run with a seed; its PRIVACY.md begins by saying what that means",
+                "also accept a run with a seed; its PRIVACY.md begins with what that means",
             ),
             Flag(
                 "own_model",
@@ -283,29 +317,40 @@ bam export --workdir=runs/digits --out=release
         ),
     ),
     "predict": Command(
-        "says what a released model sees on images",
+        "predicts the labels of images with a released model",
         """\
 bam predict --release=release photograph.jpg
 bam predict --release=release photographs --out=predictions.csv --top=3
-find photographs -name '*.jpg' | bam predict --release=release --out=predictions.json -
+find photographs -name '*.jpg' | \\
+  bam predict --release=release --out=predictions.json -
 
-Files become pixels as those of the training did; of a folder all images in it are read. The table
-is CSV: file, class and its probability, then the probability of each class, or with --top=K the K
-likeliest classes. A name that a spreadsheet would take for a formula has an apostrophe before it.
-With --out=FILE.json it is a list of objects instead. - alone reads the files' names from standard
-input, one a line.
-If the folders in a folder have the names of classes, the accuracy is printed. A file that cannot be
-read has a row without a class, and the exit status is 2.
+Images are decoded and resized as in training. A folder stands for all images in
+it; - alone reads file names from standard input, one a line.
+
+The table is CSV: file, class and its probability, then the probability of each
+class, or with --top=K the K likeliest classes. A name that a spreadsheet would
+take for a formula gets an apostrophe in front. With --out=FILE.json the table
+is a list of objects. If the subfolders have the names of classes, the accuracy
+is printed, too.
+
+If a file cannot be read, its row has no class and the exit status is 2.
 """,
         (
             Flag("release", "", "folder that `bam export` wrote", required=True),
             Flag("out", "", "new file to write, .json or CSV; '': standard output"),
             Flag("format", "", "'': as --out ends, else CSV", choices=("", "csv", "json")),
-            Flag("top", None, "likeliest classes to list; not set: a column for each", int, 1),
+            Flag(
+                "top",
+                None,
+                "number of likeliest classes to list; not set: a column for each class",
+                int,
+                1,
+            ),
             Flag(
                 "own_model",
                 "",
-                "MODULE:FUNCTION of its model, if that is none of bam's: code that you trust",
+                "MODULE:FUNCTION of the release's model, if it is not one of bam's: code that you "
+                "trust",
             ),
         ),
         positional=True,
@@ -314,168 +359,244 @@ read has a row without a class, and the exit status is 2.
         "attacks runs and reports how much they leak at least",
         """\
 bam audit --out=docs/audit.json --trials=4000
-
-attacks every method by thousands of short runs with and without a canary, and tests what the proof
-assumes of noise and batches, on whole runs, cut and resumed. Or one run of your own, trained once:
-
 bam audit --one_run --config=configs/digits.py:dp_sgd
 
-adds canaries to the training data. It is for the audit alone: nothing of it may be released.
+The first form attacks each method by thousands of short runs with and without a
+canary. It also tests the proof's assumptions about noise and batches, on whole
+runs that are stopped and resumed.
+
+With --one_run a run of your own is trained once, with canaries among its
+training data. That run is for the audit alone: release nothing of it.
 """,
         (
-            Flag("out", "", "JSON file; settings that are in it are not run again"),
-            Flag("trials", 4000, "runs with, and as many without, the canary", least=100),
+            Flag("out", "", "JSON file for the results; settings that it has are not run again"),
+            Flag("trials", 4000, "runs with the canary, and as many without it", least=100),
             Flag("methods", ("dp_sgd", "dp_sat", "bam_sam", "bam_exact"), "methods to audit"),
             Flag("epsilon", 4.0, "claimed ε, at δ = 1e-5"),
             Flag("steps", 4, "training steps per run", least=1),
-            Flag("confidence", 0.95, "of every lower bound"),
-            Flag("one_run", False, "train --config once, with canaries; --out keeps it"),
-            Flag("config", None, "configs/NAME.py:METHOD, of --one_run"),
-            Flag("canaries", 1000, "of --one_run, half of which take part", least=20),
+            Flag("confidence", 0.95, "confidence of each lower bound"),
+            Flag("one_run", False, "train --config once, with canaries; --out saves the result"),
+            Flag(
+                "config",
+                None,
+                "with --one_run: NAME:METHOD of a shipped config, or FILE.py:METHOD",
+            ),
+            Flag(
+                "canaries",
+                1000,
+                "with --one_run: number of canaries; half of them take part in training",
+                least=20,
+            ),
         ),
         (
             Rule(
-                lambda given: given.one_run == (given.config is not None),
+                lambda values: values.one_run == (values.config is not None),
                 "--one_run and --config=configs/NAME.py:METHOD belong together",
             ),
-            Rule(lambda given: given.one_run or given.out, "--out is required: the JSON file"),
+            Rule(lambda values: values.one_run or values.out, "--out is required: the JSON file"),
         ),
     ),
     "data": Command(
-        "makes a data set of a folder of images, and shows one",
+        "makes a data set from a folder of images, or shows one",
         """\
 bam data import photographs --out=data --size=32
-bam data import scans --out=data --size=64 --channels=1 --labels=scans.csv --classes=ill,well \\
-  --file_column=file --label_column=diagnosis --user_column=patient
+bam data import scans --out=data --size=64 --channels=1 --labels=scans.csv \\
+  --classes=ill,well --file_column=file --label_column=diagnosis \\
+  --user_column=patient
 bam data import set.zip --out=data --labels=metadata.jsonl --classes=ill,well
 bam data show data --out=sheet.png
 
-`import` reads FOLDER/CLASS/… or FOLDER/train/CLASS/… and FOLDER/test/CLASS/…, or the images that
---labels names: PNG, JPEG, TIFF, WebP, BMP, GIF, JPEG 2000, AVIF and .npy of any sizes, and with the
-extras dicom, heic and nifti those. Files of more than 8 bits may need a --window. It goes on where
-it was stopped. Train on it with --config.dataset.name=folder --config.dataset.path=DATA, and with
---config.dataset.groups=user to protect users. The names of the classes are public.
+`import` reads a folder or an archive: FOLDER/CLASS/…, or FOLDER/train/CLASS/…
+and FOLDER/test/CLASS/…, or the images in the table --labels. It reads PNG,
+JPEG, TIFF, WebP, BMP, GIF, JPEG 2000, AVIF and .npy of any size; DICOM, HEIC
+and NIfTI with the extras dicom, heic and nifti. Files of more than 8 bits may
+need a --window. If it was stopped, the same command continues it.
+
+Train on the data set with
+  --config.dataset.name=folder --config.dataset.path=DATA
+and protect users with --config.dataset.groups=user. The names of the classes
+are public.
 """,
         (
-            Flag("out", "", "of import: folder for the data set; of show: a PNG file"),
-            Flag("size", "32", "pixels of the height and the width; 16x24: of each"),
+            Flag("out", "", "import: folder for the data set; show: PNG file of some images"),
+            Flag("size", "32", "height and width in pixels; 16x24: height, then width"),
             Flag("channels", "3", "1: grey; 3: colour", choices=("1", "3")),
             Flag(
                 "window",
                 None,
-                "LOW,HIGH: numbers that are black and white, in files of more than 8 bits",
+                "LOW,HIGH: the values that become black and white, for files of more than 8 bits",
                 tuple,
             ),
-            Flag("background", "white", "of transparent pixels", choices=("white", "black")),
+            Flag("background", "white", "colour behind transparent pixels",
+                 choices=("white", "black")),
             Flag(
-                "labels", "", "CSV, Parquet, JSON lines or COCO's JSON with a row for each image; "
-                "also of a name in FOLDER, or in its folders of splits",
+                "labels", "", "CSV, Parquet, JSON lines or COCO's JSON with a row for each image: "
+                "a path, or the name of a file in FOLDER or in each of its train and test folders",
             ),
-            Flag("file_column", "file", "of --labels: path of the image in FOLDER, or file_name"),
+            Flag("file_column", "file", "column of --labels: the image's path in FOLDER; without "
+                 "a column file, file_name"),
             Flag(
                 "label_column",
                 "label",
-                "of --labels: name of the class; several columns: zeros and ones",
+                "column of --labels: the class's name; several, as a,b: columns of zeros and ones",
             ),
-            Flag("user_column", "", "of --labels: whose image it is; '': not known"),
-            Flag("split_column", "", "of --labels: train or test; '': drawn by hash"),
+            Flag("user_column", "", "column of --labels: the user that the image belongs to; "
+                 "PatientID: from DICOM files, if no column has it; '': no users"),
+            Flag("split_column", "", "column of --labels: train or test; '': drawn by hash"),
             Flag("number", False, "labels are numbers, not names of classes"),
-            Flag("target_offset", 0.0, "of numbers: a public number near their mean"),
+            Flag("target_offset", 0.0, "with --number: a public number near the labels' mean"),
             Flag(
-                "target_scale", 1.0, "of numbers: a public number near their spread; "
-                "(number - offset) / scale is learned, and undone in predictions",
+                "target_scale", 1.0, "with --number: a public number near the labels' spread; the "
+                "model learns (label - offset) / scale, and predictions are in the labels' unit",
             ),
-            Flag("map", (), "FROM:TO: labels in the place of others, as yes:1,no:0"),
+            Flag("map", (), "FROM:TO: replace labels, as yes:1,no:0"),
             Flag(
                 "user_from",
                 "",
-                "folder: that between a class and an image names its user",
+                "folder: the folder between a class and an image names the user",
                 choices=("", "folder"),
             ),
             Flag(
                 "validation",
                 "",
-                "where validation images go; '': to training, or to the test where there is none",
+                "split that validation images join; leave: none; '': train, or test if there is "
+                "no other test image",
                 choices=("", "train", "test", "leave"),
             ),
-            Flag("masks", False, "use img_mask.png and the like beside img.png as images, too"),
-            Flag("near_duplicates", False, "count pictures that look alike, too"),
+            Flag("masks", False, "import img_mask.png and the like beside img.png as images, too"),
+            Flag("near_duplicates", False, "also count pictures that look alike"),
             Flag("classes", (), "public names of the classes; '': the folders' names"),
             Flag(
-                "test", 0.2, "share of users, or of images, for the test split", least=0, most=1
+                "test", 0.2, "share of images or, if there are users, of users for the test split",
+                least=0, most=1
             ),
             Flag(
-                "stratify", 0, "instead of --test: images of each class (with users: users) for "
-                "the test; 0: a share of all", least=0,
+                "stratify", 0, "number of test images (with users: test users) of each class, "
+                "instead of --test; 0: a share of all", least=0,
             ),
-            Flag("test_folder", "", "a folder of classes of its own, with the test images"),
-            Flag("strict", False, "refuse a file that cannot be read; else leave it out"),
+            Flag("test_folder", "", "another folder of classes, with the test images"),
+            Flag("strict", False, "stop at a file that cannot be read, instead of leaving it out"),
             Flag("workers", 0, "threads that decode; 0: one for each core", least=0),
+        ),
+        (
+            Rule(
+                lambda values: not (values.labels and values.user_from),
+                "--user_from is for folders of classes: with --labels give --user_column",
+            ),
+            Rule(
+                lambda values: values.labels or values.user_column in ("", "PatientID"),
+                "--user_column is a column of --labels, which is missing",
+            ),
+            Rule(
+                lambda values: values.labels or not values.split_column,
+                "--split_column is a column of --labels, which is missing",
+            ),
+            Rule(
+                lambda values: not (values.labels and values.test_folder),
+                "--test_folder is for folders of classes: with --labels give --split_column",
+            ),
+            Rule(
+                lambda values: values.classes or not (values.labels and _has_classes(values)),
+                "--labels needs --classes=A,B,…: the names of the classes are public, so they do "
+                "not come from the labels, which are private",
+            ),
+            Rule(
+                lambda values: not (values.number and "," in values.label_column),
+                "--number takes one label column, and --label_column names several",
+            ),
+            Rule(
+                lambda values: (
+                    values.number or (values.target_offset, values.target_scale) == (0, 1)
+                ),
+                "--target_offset and --target_scale are for numbers: add --number",
+            ),
+            Rule(
+                lambda values: not values.stratify or _has_classes(values),
+                "--stratify needs images of one class each: leave it out",
+            ),
+            Rule(
+                lambda values: (
+                    not (values.stratify and (values.test_folder or values.split_column))
+                ),
+                "--stratify chooses the test images: leave out --test_folder and --split_column, "
+                "which name them",
+            ),
         ),
         positional=True,
     ),
     "privacy": Command(
         "computes ε from the noise, or the noise from ε",
         """\
-bam privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 --delta=1e-5
-bam privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 --plot=privacy.png
+bam privacy --noise_multiplier=1.5 --sampling_prob=0.04 --num_steps=2250 \\
+  --delta=1e-5
+bam privacy --target_epsilon=2 --sampling_prob=0.08 --num_steps=900 \\
+  --plot=privacy.png
 bam privacy --plan=runs/first --plan=runs/second --delta=1e-5
 
-ε of DP-SGD's noise by three accountants, or σ for an ε, μ, and what an attacker gains. It holds for
-one example that is replaced by nothing, its place left empty (zero-out): q and T are public and the
-same with and without it. That is adding or removing it if N is a public constant.
+The command prints ε of DP-SGD's noise by three accountants (or the σ for an ε),
+μ, and an attacker's best rates. Neighbours are zero-out: one example is
+replaced by nothing, its place is left empty, and the public q and T stay the
+same. If N is a public constant, this means adding or removing one example.
 
-With --plan, ε of several runs on the same data together: of `bam train`, or of loops of your own.
-Their privacy losses are composed, which gives less than the sum of their ε.
+With --plan it prints the joint ε of several runs on the same data, made by
+`bam train` or by your own loops. Composing their privacy losses gives less than
+the sum of their ε.
 """,
         (
-            Flag("noise_multiplier", None, "σ; this or --target_epsilon", float),
-            Flag("target_epsilon", None, "ε, to find σ for", float),
-            Flag("sampling_prob", None, "q, of Poisson sampling", float),
-            Flag("num_steps", None, "T", int, least=1),
-            Flag("plan", None, "plan.json of a run, or its folder; for several, several", list),
-            Flag("delta", 1e-5, "δ; of --plan the largest of theirs, if it is not given"),
-            Flag("accountant", "pld", "finds σ for an ε", choices=("pld", "rdp")),
-            Flag("json", "", "file for the numbers; none if empty"),
-            Flag("plot", "", "PNG file for trade-off curves and ε over training"),
+            Flag("noise_multiplier", None, "σ; give this or --target_epsilon", float),
+            Flag("target_epsilon", None, "ε to find σ for", float),
+            Flag("sampling_prob", None, "q, the probability of Poisson sampling", float),
+            Flag("num_steps", None, "T, the number of steps", int, least=1),
+            Flag("plan", None, "plan.json of a run, or the run's folder; repeat it for each run",
+                 list),
+            Flag("delta", 1e-5, "δ; with --plan the default is the largest δ of the runs"),
+            Flag("accountant", "pld", "accountant that finds σ for --target_epsilon",
+                 choices=("pld", "rdp")),
+            Flag("json", "", "JSON file for the numbers; '': none"),
+            Flag("plot", "", "PNG file for trade-off curves and ε over training; '': none"),
         ),
         (
             Rule(
-                lambda given: not (given.plan and any(given[x].present for x in ONE_MECHANISM)),
-                "--plan has σ, q and T: give none of them beside it, no plot and no accountant",
+                lambda values: (
+                    not (values.plan and any(values[x].present for x in ONE_MECHANISM))
+                ),
+                "--plan has σ, q and T already: leave out "
+                f"--{', --'.join(ONE_MECHANISM[:-1])} and --{ONE_MECHANISM[-1]}",
             ),
             Rule(
-                lambda given: (
-                    given.plan
-                    or (given.noise_multiplier is None) != (given.target_epsilon is None)
+                lambda values: (
+                    values.plan
+                    or (values.noise_multiplier is None) != (values.target_epsilon is None)
                 ),
                 "give one of --noise_multiplier and --target_epsilon",
             ),
             Rule(
-                lambda given: given.plan or given.sampling_prob is not None,
-                "--sampling_prob is required: q, of Poisson sampling",
+                lambda values: values.plan or values.sampling_prob is not None,
+                "--sampling_prob is required: q, the probability of Poisson sampling",
             ),
             Rule(
-                lambda given: given.plan or given.num_steps is not None,
-                "--num_steps is required: T",
+                lambda values: values.plan or values.num_steps is not None,
+                "--num_steps is required: T, the number of steps",
             ),
         ),
     ),
     "hardware": Command(
-        "compiles a run for GPUs or TPUs that are not there, and says what fits",
+        "compiles a run for absent GPUs or TPUs, and says whether it fits",
         """\
-bam hardware --config=configs/cifar10_medium.py:bam_sam --target=v5e:2x2 [--json=FILE]
+bam hardware --config=configs/cifar10_medium.py:bam_sam --target=v5e:2x2
 
-TARGET is v5e, v5p or v6e with a topology, or h100, h200 or b200 alone or with a number of devices,
-as h100:8. It needs the vendor's compiler, not the device: the extra `tpu` or `cuda`. The step is
-the real one, for the real number of devices; images are blank, so no data is needed for the public
-data sets. Nothing is run, and no time is estimated.
+TARGET is v5e, v5p or v6e with a topology, or h100, h200 or b200 with or without
+a number of devices, as h100:8. The command needs the vendor's compiler (the
+extra `tpu` or `cuda`), but not the device. It compiles the run's real step for
+the real number of devices. Images are blank, so the public data sets need not
+be on this machine. It runs nothing and estimates no time.
 """,
         (
-            Flag("config", None, "configs/NAME.py:METHOD", required=True),
+            Flag("config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD",
+                 required=True),
             Flag("target", "", f"for example {EXAMPLES}", required=True),
-            Flag("json", "", "file to write the answer to as well; '': none"),
-            Flag("size", 0, "of a side of images that are streamed; 0: the data's", least=0),
+            Flag("json", "", "JSON file for the answer; '': none"),
+            Flag("size", 0, "height and width of streamed images; 0: the data's", least=0),
         ),
     ),
 }  # fmt: skip
@@ -492,7 +613,7 @@ DEFINE: dict[type, Callable[..., Any]] = {
 
 
 def define(values: flags.FlagValues, rows: Sequence[Flag]) -> None:
-    """Defines flags; `config` as a text, of which parsing makes a config."""
+    """Defines flags in `values`; `config` as a string, which `console.parse` replaces."""
     for row in rows:
         kind = row.kind or (str if row.default is None else type(row.default))
         default: Any = list(row.default) if isinstance(row.default, tuple) else row.default
@@ -508,7 +629,7 @@ def define(values: flags.FlagValues, rows: Sequence[Flag]) -> None:
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
-    """Whether the arguments have one of the flags that show the help."""
+    """Whether an argument is a flag that prints the help."""
     return any(x.lstrip("-") in HELP and x.startswith("-") for x in argv)
 
 
@@ -516,15 +637,15 @@ def help_of_all(version: str) -> str:
     """The help of `bam`."""
     return "\n".join(
         [
-            f"bam {version}: differentially private image classifiers, and a statement that anyone "
-            "can check",
+            f"bam {version}: differentially private image classifiers, and a privacy statement",
+            "that anyone can check",
             "",
             "  bam train --config=digits:bam_sam --workdir=runs/digits",
             "",
             *_rows((name, command.does) for name, command in COMMANDS.items()),
             "",
-            "`bam COMMAND --help` shows the flags of a command. --debug shows the traceback of an "
-            "error.",
+            "`bam COMMAND --help` prints the flags of a command. --debug prints the traceback",
+            "of an error.",
             "",
             *_statuses(),
         ]
@@ -534,25 +655,31 @@ def help_of_all(version: str) -> str:
 def help_of(name: str) -> str:
     """The help of a command."""
     command = COMMANDS[name]
-    lines = [f"bam {name} {command.does}.", "", *command.about.splitlines(), "", "flags:"]
+    lines = [
+        *_wrapped(f"bam {name} {command.does}.", ""),
+        "",
+        *command.about.splitlines(),
+        "",
+        "flags:",
+    ]
     lines += flag_lines((*command.flags, DEBUG))
     if any(flag.name == "config" for flag in command.flags):
-        lines += ["", "--config is one of these, or a Python file of your own:"]
+        lines += ["", "configs for --config, beside Python files of your own:"]
         lines += _wrapped(", ".join(sorted(named_configs.shipped())), "  ")
         if name == "train":
-            lines += ["", "keys of a config, with their defaults, for --config.KEY=VALUE:"]
+            lines += ["", "keys for --config.KEY=VALUE, with their defaults:"]
             for key in KEYS:
                 lines += _wrapped(str(key), "  ", "    ")
                 if key.names:
-                    lines += _wrapped(f"ours: {', '.join(key.names)}", "    ", "      ")
+                    lines += _wrapped(f"names: {', '.join(key.names)}", "    ", "      ")
         else:
-            lines += ["", "names that keys can have (`bam train --help` lists all keys):"]
+            lines += ["", "names for --config.KEY=NAME (`bam train --help` lists all keys):"]
             lines += _rows((key.name, ", ".join(key.names)) for key in KEYS if key.names)
     return "\n".join([*lines, "", *_statuses()])
 
 
 def flag_lines(rows: Iterable[Flag]) -> list[str]:
-    """Flags as the help shows them."""
+    """Flags as the help prints them."""
     lines = []
     for row in rows:
         choices = f"{' or '.join(map(repr, row.choices))}; " if row.choices else ""

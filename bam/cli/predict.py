@@ -1,4 +1,4 @@
-"""Says what a released model sees on images, without the data that it was trained on."""
+"""Predicts labels of images with a released model, without its training data."""
 
 import collections
 import functools
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
+from absl.flags import FlagValues
 from rich.console import Console
 from rich.progress import Progress
 
@@ -23,90 +23,91 @@ from bam.files import JsonObject
 from bam.images import pixels
 from bam.release import load, predict
 
-MOST_SHOWN = 12  # classes whose recall is printed
+MOST_LISTED = 12  # classes whose recall is printed
 
 
 def main(argv: Sequence[str]) -> int:
-    """`bam predict` with these arguments; its exit status, of `options.STATUSES`."""
+    """Runs `bam predict` with these arguments; returns a status of `options.STATUSES`."""
     return console.command("predict", argv, see)
 
 
-def see(given: flags.FlagValues, arguments: Sequence[str]) -> None:
+def see(flags: FlagValues, arguments: Sequence[str]) -> None:
     """Predicts, and writes the table."""
     if not arguments:
         raise InputError("bam predict --release=DIR FILE|FOLDER|- … [--out=FILE.csv|FILE.json]")
-    if os.path.lexists(given.out):
-        raise FileExistsError(f"{given.out} exists; choose another --out")
-    released = load.load(given.release, given.own_model)
-    facts, preprocessing = released.facts, predict.preprocessing_of(released)
-    predict.table(facts, [], given.top)
+    if os.path.lexists(flags.out):
+        raise FileExistsError(f"{flags.out} exists; choose another --out")
+    released = load.load(flags.release, flags.own_model)
+    metadata, preprocessing = released.facts, predict.preprocessing_of(released)
+    predict.table(metadata, [], flags.top)  # refuses a wrong --top before any image is read
     paths: Sequence[str] = arguments
-    if list(arguments) == ["-"]:  # names need not be UTF-8
+    if list(arguments) == ["-"]:  # bytes, because names need not be UTF-8
         paths = os.fsdecode(sys.stdin.buffer.read()).replace("\r\n", "\n").split("\n")
     images = predict.images_of([files.user_path(x) for x in filter(None, paths)])
     if not images:
-        raise InputError("standard input names no file")
-    console.check_writable(given.out)
+        raise InputError("standard input names no file: give one name a line")
+    console.check_writable(flags.out)
     console.use_compilation_cache()
-    _warn(facts, preprocessing, [*images])
+    _warn(metadata, preprocessing, [*images])
     empty, workers = list[Path](), os.cpu_count() or 1
     outputs = predict.outputs_of(released, preprocessing, [*images], workers, empty.append)
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        what = files.counted(len(images), "image")
-        predicted = list(bar.track(outputs, len(images), description=what))
+        description = files.counted(len(images), "image")
+        predicted = list(bar.track(outputs, len(images), description=description))
     if empty:
         fitted = " × ".join(map(str, preprocessing.shape))
         ends = "no window" if preprocessing.window is None else f"window {preprocessing.window}"
         _say(
-            f"warning: {len(empty):,} of the images have one colour alone at the size ({fitted}) "
-            f"and {ends} of the release, as {empty[0]}"
+            f"warning: {files.have(len(empty), 'image')} only one colour at the release's size "
+            f"({fitted}) and {ends}: {empty[0]}"
         )
     for fault in (faults := [x for x in predicted if isinstance(x, DataError)]):
         _say(f"not read: {fault}")
     if num_read := len(images) - len(faults):
-        header, *rows = predict.table(facts, predicted, given.top)
-        named = [[str(file), *row] for file, row in zip(images, rows, strict=True)]
-        _write(given.out, [["file", *header], *named], given.format)
-        if header[0] == "class" and {*images.values()} <= {*facts["classes"]}:
-            judged = zip(images.values(), rows, predicted, strict=True)
-            pairs = [(x, row[0]) for x, row, y in judged if not isinstance(y, DataError)]
-            right = sum(own == seen for own, seen in pairs)
+        header, *rows = predict.table(metadata, predicted, flags.top)
+        lines = [[str(file), *row] for file, row in zip(images, rows, strict=True)]
+        _write(flags.out, [["file", *header], *lines], flags.format)
+        if header[0] == "class" and {*images.values()} <= {*metadata["classes"]}:
+            results = zip(images.values(), rows, predicted, strict=True)
+            pairs = [(x, row[0]) for x, row, y in results if not isinstance(y, DataError)]
+            right = sum(true == guess for true, guess in pairs)
             _say(
                 f"accuracy {right / num_read:.2%}, {right:,} of {num_read:,}, if the folders' "
-                "names are true; of private images it is NOT PRIVATE: no ε covers it"
+                "names are true. For private images it is NOT PRIVATE: ε does not cover it"
             )
-            _say(_recall(facts["classes"], pairs))
+            _say(_recall(metadata["classes"], pairs))
     if faults:
         raise DataError(f"{len(faults):,} of {len(images):,} files could not be read")
 
 
-def _warn(facts: JsonObject, preprocessing: Preprocessing, images: Sequence[Path]) -> None:
-    """Lines on images that a release does not fit."""
-    if not facts["preprocessing"]:
+def _warn(metadata: JsonObject, preprocessing: Preprocessing, images: Sequence[Path]) -> None:
+    """Warns of images that do not fit the release, and of a release that says too little."""
+    if not metadata["preprocessing"]:
         size = " × ".join(map(str, preprocessing.shape))
-        _say(f"warning: the release says no more of its images than that they are {size}")
+        _say(f"warning: the release records only the size of its images, {size}")
     try:
         if num := pixels.check_ranges(images, preprocessing):
             _say(f"{files.have(num, 'file')} several frames or pages: the first is used")
-    except pixels.WindowError as error:  # a picture may be dark by itself
+    except pixels.WindowError as error:  # only a warning: a picture may be dark
         _say(f"warning: {error.what}: the release has no window")
     except (DataError, MissingExtraError) as error:
         _say(f"warning: {error}")
 
 
 def _recall(classes: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
-    """The share of each class that is predicted right; pairs are true and predicted classes."""
-    num = collections.Counter(own for own, _ in pairs)
-    right = collections.Counter(own for own, seen in pairs if own == seen)
-    there = sorted((name for name in classes if num[name]), key=lambda x: right[x] / num[x])
-    each = [f"{x} {right[x] / num[x]:.2%} ({right[x]:,} of {num[x]:,})" for x in there]
-    which = f"recall of the {MOST_SHOWN} worst classes" if each[MOST_SHOWN:] else "recall by class"
-    without = [f"{name} –" for name in classes if not num[name]]
-    return f"{which}: " + ", ".join(each[:MOST_SHOWN] + without[:MOST_SHOWN])
+    """A line with the recall of each class; pairs are (true, predicted) classes."""
+    num = collections.Counter(true for true, _ in pairs)
+    right = collections.Counter(true for true, guess in pairs if true == guess)
+    present = sorted((name for name in classes if num[name]), key=lambda x: right[x] / num[x])
+    each = [f"{x} {right[x] / num[x]:.2%} ({right[x]:,} of {num[x]:,})" for x in present]
+    is_long = len(each) > MOST_LISTED
+    title = f"recall of the {MOST_LISTED} worst classes" if is_long else "recall by class"
+    absent = [f"{name} –" for name in classes if not num[name]]
+    return f"{title}: " + ", ".join(each[:MOST_LISTED] + absent[:MOST_LISTED])
 
 
 def _records(rows: Sequence[Sequence[str]]) -> list[dict[str, object]]:
-    """Rows below their header as objects: names are texts, numbers numbers; null: not read."""
+    """Rows below their header as objects, with numbers as numbers; None for an empty cell."""
     (header, *rest), names = rows, re.compile(r"file|class(_\d+)?")
     read = lambda name, x: x if names.fullmatch(name) else float(x)  # noqa: E731
     return [
@@ -122,7 +123,7 @@ def _write(out: str, rows: Sequence[Sequence[str]], kind: str) -> None:
     if not out and sys.stdout.isatty():
         rows = [list(map(files.visible, row)) for row in rows]
     text = json.dumps(_records(rows), indent=1) + "\n" if is_json else files.csv_text(rows)
-    content = text.encode(errors="backslashreplace")  # names need not be UTF-8
+    content = text.encode(errors="backslashreplace")  # file names need not be UTF-8
     if out:
         files.write_bytes(Path(out), content)
         console.say(f"{files.counted(len(rows) - 1, 'image')} in {out}")

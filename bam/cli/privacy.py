@@ -1,6 +1,6 @@
-"""ε of DP-SGD's noise by three accountants, or σ for an ε, μ, and what an attacker gains.
+"""Computes ε of DP-SGD's noise by three accountants (or σ), μ and an attacker's best rates.
 
-Or ε of several runs on the same data.
+With --plan it computes the joint ε of several runs on the same data instead.
 """
 
 import math
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from absl import flags
+from absl.flags import FlagValues
 
 from bam import files, tables
 from bam.cli import console, screen
@@ -22,7 +22,7 @@ NAMES = {
     "rdp": "RDP (moments accountant)",
     "gdp": "GDP central limit (asymptotic, NOT a guarantee)",
 }
-# What bounds an attacker -> its label and the method whose line it is drawn with.
+# Bound on an attacker -> its label, and the method whose line style draws it.
 TRADEOFFS = {
     "composed": ("the composed mechanism (PLD)", "dp_sgd"),
     "epsilon_delta": ("(ε, δ)-DP alone", "dp_sat"),
@@ -41,41 +41,41 @@ RATES: tables.Columns = {
     "(ε, δ) alone": lambda row: f"{rounded_up(100 * row['epsilon_delta'], '.1f')}%",
     "μ-GDP (asymptotic)": lambda row: f"{rounded_up(100 * row['gdp'], '.1f')}%",
 }
-NUM_POINTS = 10  # of ε as training goes
+NUM_POINTS = 10  # steps at which ε is computed
 
 
 def main(argv: Sequence[str]) -> int:
-    """`bam privacy` with these arguments; its exit status, of `options.STATUSES`."""
+    """Runs `bam privacy` with these arguments; returns a status of `options.STATUSES`."""
     return console.command("privacy", argv, account)
 
 
-def account(given: flags.FlagValues) -> None:
-    """Prints ε (or σ), ε as training goes and the attacker's best rates; or ε of several runs."""
-    if given.plan:
+def account(flags: FlagValues) -> None:
+    """Prints ε (or σ), ε over the steps and an attacker's best rates; or ε of several runs."""
+    if flags.plan:
         return account_for_all(
-            given.plan, given.delta if given["delta"].present else None, given.json
+            flags.plan, flags.delta if flags["delta"].present else None, flags.json
         )
-    sampling_prob, num_steps = given.sampling_prob, given.num_steps
+    sampling_prob, num_steps = flags.sampling_prob, flags.num_steps
     if not 0 < sampling_prob <= 1:
-        raise InputError(f"sampling_prob must be above 0 and at most 1, got {sampling_prob}")
-    sigma = given.noise_multiplier
+        raise InputError(f"--sampling_prob={sampling_prob:g} must be above 0 and at most 1")
+    sigma = flags.noise_multiplier
     if sigma is None:
         sigma = accounting.noise_multiplier(
-            target_epsilon=given.target_epsilon,
-            delta=given.delta,
-            accountant=given.accountant,
+            target_epsilon=flags.target_epsilon,
+            delta=flags.delta,
+            accountant=flags.accountant,
             sampling_prob=sampling_prob,
             num_steps=num_steps,
         )
     if not 0 < sigma < math.inf:
-        raise InputError(f"noise_multiplier must be positive and finite, got {sigma}")
-    for file in (given.json, given.plot):
+        raise InputError(f"--noise_multiplier={sigma:g} must be positive and finite")
+    for file in (flags.json, flags.plot):
         console.check_writable(file)
-    analysis = analyse(sigma, sampling_prob, num_steps, given.delta)
-    if given.json:
-        files.write_json(Path(given.json), analysis)
-    if given.plot:
-        draw(analysis, Path(given.plot))
+    analysis = analyse(sigma, sampling_prob, num_steps, flags.delta)
+    if flags.json:
+        files.write_json(Path(flags.json), analysis)
+    if flags.plot:
+        draw(analysis, Path(flags.plot))
     console.show(
         f"σ = {rounded_down(sigma, '.5g')}, q = {rounded_up(sampling_prob, 'g')}, T = {num_steps}, "
         f"δ = {rounded_up(analysis['delta'], 'g')}, neighbours: zero-out of one example\n"
@@ -94,22 +94,22 @@ def account(given: flags.FlagValues) -> None:
 
 
 def account_for_all(names: Sequence[str], delta: float | None, json: str) -> None:
-    """Prints ε of each of several runs, of all together and their sum; the last beside sums of δ.
+    """Prints ε of each run, the joint ε of all runs at `delta`, and the sums of their ε and δ.
 
-    `names` are those of a `plan.json` each, or of its folder; `json` of a file to write, or "".
-    δ of None is the largest of the plans'.
+    `names` are files `plan.json`, or folders that hold one. `delta` of None is the largest δ of the
+    plans. `json` is a file to write, or "".
     """
-    from bam.privacy.mechanisms import ADJACENCIES  # what imports JAX
+    from bam.privacy.mechanisms import ADJACENCIES  # these import JAX, which takes seconds
     from bam.privacy.plan import joint_epsilon
     from bam.privacy.run import PLAN, read_plan
 
     paths = [Path(name) / PLAN if Path(name).is_dir() else Path(name) for name in names]
     if "" in names:
-        raise InputError("--plan needs a file, or a folder of a run")
+        raise InputError("--plan= is empty: give plan.json of a run, or the run's folder")
     if len(records := {path.resolve() for path in paths}) < len(paths):
-        raise InputError("--plan names one run twice: each counts once")
+        raise InputError("--plan names one run twice: name each run once")
     if json and Path(json).resolve() in records:
-        raise InputError(f"--json={json} would overwrite the record of a run")
+        raise InputError(f"--json={json} would overwrite a run's plan: choose another file")
     console.check_writable(json)
     plans = [read_plan(path) for path in paths]
     rows: list[JsonObject] = [
@@ -128,11 +128,11 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
     for row in (*rows, together, total):
         epsilon, its_delta = rounded_up(row["epsilon"], "8.4f"), rounded_up(row["delta"], "g")
         console.say(f"ε = {epsilon}   δ = {its_delta}   {row['plan']}")
-    console.say("", "It holds if no two of the runs had the same seed: those share their noise.")
+    console.say("", "This holds if no two runs had the same seed: with one seed they share noise.")
 
 
 def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> JsonObject:
-    """Every number that is printed or drawn, as a JSON object."""
+    """All numbers that are printed or drawn, as a JSON object."""
     mechanism = {"noise_multiplier": sigma, "sampling_prob": sampling_prob}
 
     def epsilons(steps: int) -> dict[str, float]:
@@ -171,8 +171,8 @@ def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) ->
 
 
 def draw(analysis: JsonObject, path: Path) -> None:
-    """Draws trade-off curves beside ε over training, from what `analyse` found."""
-    from bam.sweep.plot import STYLES, Line, Panel, panels  # what an extra brings
+    """Draws trade-off curves beside ε over training, from the numbers of `analyse`."""
+    from bam.sweep.plot import STYLES, Line, Panel, panels  # it needs the extra `plots`
 
     alpha = analysis["tradeoff"]["type_1_error"]
     lines = [

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
+from absl.flags import FlagValues
 
 from bam import waits
 from bam.cli import console
@@ -13,14 +13,14 @@ from bam.release import export, page, records
 
 
 def main(argv: Sequence[str]) -> int:
-    """`bam report` with these arguments; its exit status, of `options.STATUSES`."""
+    """Runs `bam report` with these arguments; returns a status of `options.STATUSES`."""
     return console.command("report", argv, report)
 
 
-def report(given: flags.FlagValues) -> None:
-    """Writes the page, or says in one line why there is none."""
-    workdir, public = Path(given.workdir), given.public
-    out = Path(given.out or workdir / f"report{'_public' * public}.html")
+def report(flags: FlagValues) -> None:
+    """Writes the page, or refuses in one line records that are damaged or not public."""
+    workdir, public = Path(flags.workdir), flags.public
+    out = Path(flags.out or workdir / f"report{'_public' * public}.html")
     try:
         run = records.read(workdir)
         if public:

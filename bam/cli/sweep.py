@@ -1,10 +1,10 @@
-"""Trains methods at many settings with many seeds, and sets them beside a baseline."""
+"""Trains methods at many settings with many seeds, and compares them with a baseline."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from absl import flags
+from absl.flags import FlagValues
 
 from bam import extras
 from bam.cli import console, screen
@@ -17,46 +17,46 @@ from bam.training import methods
 
 
 def main(argv: Sequence[str]) -> int:
-    """`bam sweep` with these arguments; its exit status, of `options.STATUSES`."""
+    """Runs `bam sweep` with these arguments; returns a status of `options.STATUSES`."""
     return console.command("sweep", argv, sweep)
 
 
-def sweep(given: flags.FlagValues) -> int:
-    """Trains what is missing, then writes and prints the table, and draws the runs."""
-    chosen, (file, overrides) = comparison.settings_of(given.set), console.config_given(given)
-    fixed = set(private_search.FIXED if given.private else ())
+def sweep(flags: FlagValues) -> int:
+    """Trains the missing runs, writes and prints the table, and draws the bias of the runs."""
+    chosen, (file, overrides) = comparison.settings_of(flags.set), console.config_given(flags)
+    fixed = set(private_search.FIXED if flags.private else ())
     if set_twice := sorted(fixed & chosen.keys()):
-        raise InputError(f"--private sets {', '.join(set_twice)} itself: leave it out")
+        raise InputError(f"--private sets {', '.join(set_twice)}: leave it out of --set")
     fixed |= {"dataset.holdout", *chosen}
     study = comparison.make_study(
         lambda method: method_config(file, method, overrides, fixed),
-        given.methods,
+        flags.methods,
         chosen,
-        given.holdout,
-        given.smaller,
+        flags.holdout,
+        flags.smaller,
     )
-    if given.private:
-        return _search_privately(given, study)
-    metric = comparison.metric_of(study.groups, given.metric)
+    if flags.private:
+        return _search_privately(flags, study)
+    metric = comparison.metric_of(study.groups, flags.metric)
     study = dataclasses.replace(study, metric=metric)
-    workdir, should_stop = Path(given.workdir), console.stop_after(given.max_seconds)
-    out = Path(given.out or workdir / "sweep")
+    workdir, should_stop = Path(flags.workdir), console.stop_after(flags.max_seconds)
+    out = Path(flags.out or workdir / "sweep")
     console.check_writable(f"{out}.json")
     console.use_compilation_cache()
-    if given.best:
+    if flags.best:
         first = studies.run_missing(study.configs(1), workdir, should_stop, console.say)
         if not all(first.values()):
             return console.STOPPED
-        study = comparison.keep_best(study, first, given.best)
-    rows, runs = studies.carry_out(study, given.num_seeds, workdir, out, should_stop, console.say)
-    shown = studies.columns(study.columns, rows)
-    # A comparison is of no use without what is compared, its figure and how sure it is.
-    spared = ["p", *(x for x in shown if x.startswith(metric.replace("_", " ")))]
-    screen.show(shown, rows, kept=out.with_name(f"{out.name}.md"), spared=spared)
-    if not studies.finished(runs, given.num_seeds):
+        study = comparison.keep_best(study, first, flags.best)
+    rows, runs = studies.carry_out(study, flags.num_seeds, workdir, out, should_stop, console.say)
+    columns = studies.columns(study.columns, rows)
+    # However narrow the terminal, a comparison needs its metric and its p-value.
+    always = ["p", *(x for x in columns if x.startswith(metric.replace("_", " ")))]
+    screen.show(columns, rows, file=out.with_name(f"{out.name}.md"), always=always)
+    if not studies.finished(runs, flags.num_seeds):
         return console.STOPPED
-    measured = any(row["bias_norm"] is not None for row in rows)
-    if measured and len({methods.full_label(row["method"]) for row in rows}) == len(rows):
+    has_bias = any(row["bias_norm"] is not None for row in rows)
+    if has_bias and len({methods.full_label(row["method"]) for row in rows}) == len(rows):
         try:
             from bam.sweep import plot
         except extras.MissingExtraError:
@@ -67,29 +67,31 @@ def sweep(given: flags.FlagValues) -> int:
     return 0
 
 
-def _search_privately(given: flags.FlagValues, study: comparison.Study) -> int:
-    """Draws, trains, scores and chooses as `private_search` does."""
-    if given.best or given["num_seeds"].present:
-        raise InputError("--private draws how often a setting is tried: no --best, no --num_seeds")
-    if given.smaller > 1 or given.out:
+def _search_privately(flags: FlagValues, study: comparison.Study) -> int:
+    """Runs a private search: draws trials, trains and scores them, and chooses one."""
+    if flags.best or flags["num_seeds"].present:
+        raise InputError("--private draws the number of trials: leave out --best and --num_seeds")
+    if flags.smaller > 1 or flags.out:
         raise InputError(
-            "--private keeps --config.epsilon and writes no table: no --smaller, no --out"
+            "--private keeps --config.epsilon and writes no table: leave out --smaller and --out"
         )
-    if given.metric:
-        raise InputError("--private judges trials by --score, without test data: no --metric")
-    selection = Selection(given.trials_mean, given.trials_shape, given.score_noise)
+    if flags.metric:
+        raise InputError(
+            "--private scores trials by --score, without test data: leave out --metric"
+        )
+    selection = Selection(flags.trials_mean, flags.trials_shape, flags.score_noise)
     trials = {
-        name: private_search.as_trial(config, selection, held_out=given.score == "held_out")
+        name: private_search.as_trial(config, selection, held_out=flags.score == "held_out")
         for name, config in study.groups.items()
     }
     console.use_compilation_cache()
-    should_stop = console.stop_after(given.max_seconds)
-    workdir = Path(given.workdir)
+    should_stop = console.stop_after(flags.max_seconds)
+    workdir = Path(flags.workdir)
     chosen = private_search.search(trials, workdir, should_stop, console.show, show_plan)
     return 0 if chosen else console.STOPPED
 
 
 def show_plan(plan: PrivacyPlan) -> None:
-    """Prints what a search will promise, and what it costs."""
+    """Prints the guarantee of a search and the costs of other numbers of trials."""
     console.show(private_search.describe(plan))
     screen.show(private_search.COSTS, private_search.costs(plan))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
-from absl import flags
+from absl.flags import FlagValues
 
 from bam import files, waits
 from bam.cli import console
@@ -15,68 +15,68 @@ from bam.training import devices, loading, loop, rundir, tuning
 
 
 def main(argv: Sequence[str]) -> int:
-    """`bam train` with these arguments; its exit status, of `options.STATUSES`."""
+    """Runs `bam train` with these arguments; returns a status of `options.STATUSES`."""
     return console.command("train", argv, train)
 
 
-def train(given: flags.FlagValues) -> int:
-    """Builds the experiment, prints its privacy plan, trains."""
-    config = given.config
-    console.join_processes(given.coordinator, given.num_processes, given.process_id)
+def train(flags: FlagValues) -> int:
+    """Builds the run, prints its privacy plan, trains."""
+    config = flags.config
+    console.join_processes(flags.coordinator, flags.num_processes, flags.process_id)
     plan = None
     if not config.dry_run:
-        rundir.check_resumable(Path(given.workdir), config)
-        plan = rundir.recorded_plan(Path(given.workdir), config)
+        rundir.check_resumable(Path(flags.workdir), config)
+        plan = rundir.recorded_plan(Path(flags.workdir), config)
     console.use_compilation_cache()
-    # Progress is shown once.
+    # One process prints for all.
     show = console.show if processes.writes() else lambda line: None
-    experiment = loop.build(config, log=show, plan=plan, on_plan=lambda run: show(describe(run)))
+    trainer = loop.build(config, log=show, plan=plan, on_plan=lambda run: show(describe(run)))
     if config.dry_run:
-        dry_run(experiment, given.tune, show)
+        dry_run(trainer, flags.tune, show)
         return 0
     try:
         result = loop.train(
-            experiment,
+            trainer,
             config.seed,
-            Path(given.workdir),
+            Path(flags.workdir),
             on_row=lambda row: show(describe_row(row)),
-            should_stop=console.stop_after(given.max_seconds),
+            should_stop=console.stop_after(flags.max_seconds),
             log=show,
         )
     except loop.StoppedError as stop:
         show(f"{stop}; the same command goes on from there")
         return console.STOPPED
-    show(f"{', '.join(judged(result.summary))}; files in {given.workdir}")
+    show(f"{', '.join(test_figures(result.summary))}; files in {flags.workdir}")
     return 0
 
 
-def dry_run(experiment: loop.Trainer, tune: bool, show: Callable[[str], None]) -> None:
-    """Says how long the run would take, and first, if asked, which microbatch size is fastest."""
+def dry_run(trainer: loop.Trainer, tune: bool, show: Callable[[str], None]) -> None:
+    """Prints how long the run would take; with `tune` also the fastest microbatch size, first."""
     if tune:
         sizes = ", ".join(map(str, tuning.sizes()))
         with waits.awaited(show, f"timing microbatches on {devices.name()}"):
-            size = tuning.fastest_size(experiment)
+            size = tuning.fastest_size(trainer)
         show(f"fastest of {sizes} on {devices.name()}: --config.microbatch_size={size}")
-        config = experiment.config.copy_and_resolve_references()
+        config = trainer.config.copy_and_resolve_references()
         config.microbatch_size = size
-        experiment = dataclasses.replace(experiment, config=config)
+        trainer = dataclasses.replace(trainer, config=config)
     with waits.compiling(show, f"and timing a step on {devices.name()}"):
-        hours, minutes = divmod(round(loop.estimate_seconds(experiment) / 60), 60)
-    at_once = f", {experiment.config.microbatch_size} at a time" * tune
+        hours, minutes = divmod(round(loop.estimate_seconds(trainer) / 60), 60)
+    at_once = f", {trainer.config.microbatch_size} at a time" * tune
     show(f"about {hours} h {minutes} min of training on this device{at_once}")
 
 
-def describe(experiment: loop.Trainer) -> str:
-    """A few lines that say what will run, what it will cost and what ε rests on."""
-    config, features = experiment.config, experiment.config.features.name
-    frozen = f" ({experiment.num_frozen:,} more are frozen)" if experiment.num_frozen else ""
+def describe(trainer: loop.Trainer) -> str:
+    """The plan in a few lines: the model, its devices, the guarantee and its conditions."""
+    config, features = trainer.config, trainer.config.features.name
+    frozen = f" ({trainer.num_frozen:,} more are frozen)" if trainer.num_frozen else ""
     lines = [
-        f"{config.method.name} on {experiment.dataset.name}: {config.model.name}, "
-        f"{experiment.num_params:,} parameters{frozen}, on {devices_of(experiment)}, "
+        f"{config.method.name} on {trainer.dataset.name}: {config.model.name}, "
+        f"{trainer.num_params:,} parameters{frozen}, on {devices_of(trainer)}, "
         f"{config.microbatch_size} at a time",
-        experiment.describe_plan(),
+        trainer.describe_plan(),
     ]
-    if experiment.plan.private and experiment.plan.unit == "example":
+    if trainer.plan.private and trainer.plan.unit == "example":
         lines += loading.unprotected_users(config.dataset)
     condition = "ε holds if {} made without any of these examples"
     if ":" in features:
@@ -85,43 +85,43 @@ def describe(experiment: loop.Trainer) -> str:
         lines.append(f"features by {features}, a fixed map of each image: they cost no privacy")
     if config.init_from:
         lines.append(f"weights of {config.init_from}: {condition.format('they were')}")
-    if expected := experiment.normalisation:
+    if expected := trainer.normalisation:
         lines.append(f"images are normalised for these weights: {expected}")
     return "\n".join(lines)
 
 
-def devices_of(experiment: loop.Trainer) -> str:
+def devices_of(trainer: loop.Trainer) -> str:
     """For example "2 × cpu" or "16 × NVIDIA H100 80GB HBM3 in 2 processes"."""
-    many = f"{experiment.mesh.size} × " if experiment.mesh else ""
-    several = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return f"{many}{devices.name()}{several}"
+    many = f"{trainer.mesh.size} × " if trainer.mesh else ""
+    processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return f"{many}{devices.name()}{processes}"
 
 
-def judged(row: dict) -> list[str]:
-    """What test data say of a model, by its loss's own figures: of one without any, the loss."""
+def test_figures(row: dict) -> list[str]:
+    """Test accuracy and the other figures of a loss; the test loss if it has no figure."""
     accuracy = row.get("test_accuracy")
-    shown = [] if accuracy is None else [f"test accuracy {accuracy:.2%}"]
+    texts = [] if accuracy is None else [f"test accuracy {accuracy:.2%}"]
     if diverged := rundir.divergence(row):
-        return [*shown, diverged]
+        return [*texts, diverged]
     figures = row.get("figures") or {}
     if balanced := figures.get("balanced_accuracy"):
-        shown.append(f"balanced accuracy {balanced[0]:.2%}{_over(figures)}")
-    own = [x for x in row if x.startswith("test_") and "/" not in x]
-    own = [x for x in own if x not in ("test_accuracy", "test_loss")]
-    if "test_loss" in row and not (own or shown):
-        own = ["test_loss"]
-    return shown + [f"{name.replace('_', ' ')} {row[name]:.4f}" for name in own]
+        texts.append(f"balanced accuracy {balanced[0]:.2%}{_num_averaged(figures)}")
+    names = [x for x in row if x.startswith("test_") and "/" not in x]
+    names = [x for x in names if x not in ("test_accuracy", "test_loss")]
+    if "test_loss" in row and not (names or texts):
+        names = ["test_loss"]
+    return texts + [f"{name.replace('_', ' ')} {row[name]:.4f}" for name in names]
 
 
-def _over(figures: dict) -> str:
-    """Over how many classes or labels a mean is, if there are some without a test image."""
+def _num_averaged(figures: dict) -> str:
+    """The number of classes or labels in a mean that leaves some out for lack of test images."""
     by_class = "recall/" if any(x.startswith("recall/") for x in figures) else "balanced_accuracy/"
     each = {x.removeprefix(by_class): y for x, y in figures.items() if x.startswith(by_class)}
     without = [name for name, figure in each.items() if figure is None]
     if not without:
         return ""
-    what = "classes; no test image" if by_class == "recall/" else "labels; all or no test images"
-    return f" (of {len(each) - len(without)} of {len(each)} {what}: {files.listed(without, 3)})"
+    unit = "classes; no test image" if by_class == "recall/" else "labels; all or no test images"
+    return f" (of {len(each) - len(without)} of {len(each)} {unit}: {files.listed(without, 3)})"
 
 
 def describe_row(row: dict) -> str:
@@ -130,7 +130,7 @@ def describe_row(row: dict) -> str:
         "not private" if row["epsilon"] is None else f"epsilon {rounded_up(row['epsilon'], '.3f')}"
     )
     parts = [f"step {row['step']:>6}", spent]
-    parts += judged(row)
+    parts += test_figures(row)
     bias, relative = (row.get(f"not_private/{x}") for x in ("bias_norm", "relative_bias"))
     if bias is not None and relative is not None:
         parts.append(f"bias {bias:.3f} ({relative:.0%} of the gradient; NOT PRIVATE)")

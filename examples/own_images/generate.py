@@ -1,4 +1,4 @@
-"""Images as people have them: a folder of many formats, a downloaded archive, a clinic's scans.
+"""Generates untidy images: a folder of many formats, a downloaded archive, a clinic's scans.
 
 python -m examples.own_images.generate photographs [shapes.zip scans]
 """
@@ -23,10 +23,10 @@ SUFFIXES = ("png", "tif", "png", "webp", "jpg", "jpg", "jpg", "gif", "png", "npy
 
 
 def write(folder: Path, num: int = 3000) -> None:
-    """Writes so many images, three of a person, and `labels.csv`: file, label, person.
+    """Writes `num` images, three of each person, and `labels.csv`: file, label, person.
 
-    The table is as a spreadsheet of Windows has it. Two persons have the same picture, and an
-    archive left its files.
+    The table has the format of a spreadsheet program on Windows. Two persons have the same picture,
+    and there is a folder of system files, as some archives leave it.
     """
     rng = np.random.default_rng(0)
     rows = []
@@ -48,10 +48,10 @@ def write(folder: Path, num: int = 3000) -> None:
 
 
 def write_archive(archive: Path, num: int = 600) -> None:
-    """A zip as a hub of data sets gives it, of the layout of Hugging Face's `imagefolder`.
+    """Writes a zip in the layout of Hugging Face's `imagefolder`.
 
     train/ and test/ have a `metadata.jsonl` each, which leaves out every hundredth image. One file
-    is what a server answers in place of an image, and there are masks and a system's files.
+    is a server's error page in place of an image, and there is a system file.
     """
     rng = np.random.default_rng(1)
     rows: dict[str, list[str]] = {"train": [], "test": []}
@@ -75,9 +75,9 @@ def write_archive(archive: Path, num: int = 600) -> None:
 
 
 def write_scans(folder: Path, num: int = 900) -> None:
-    """DICOM files of 12 bits, two of a patient, and `weights.csv`: kilograms with a decimal comma.
+    """Writes 12-bit DICOM files, two of each patient, and `weights.csv` with decimal commas.
 
-    What is weighed is seen as a bright disc: its area. A file in 300 has lost its end.
+    The area of a bright disc is proportional to the weight in kilograms. One file in 300 is cut.
     """
     with needs("dicom"):
         import pydicom
@@ -109,11 +109,11 @@ def write_scans(folder: Path, num: int = 900) -> None:
 
 
 def _save(image: Image.Image, kind: int, path: Path) -> None:
-    """Grey of 16 and 8 bits, transparency, WebP, JPEG; turned, inks, animated, a palette, NumPy."""
+    """Saves an image as `kind`: 16 or 8 bits, RGBA, rotated, CMYK, animated, palette or NumPy."""
     more = {}
     if kind == 0:
         image = Image.fromarray(257 * np.asarray(image.convert("L")).astype(np.uint16))
-    elif kind == 5:  # lying, as a camera stores it, with the note that it must be turned
+    elif kind == 5:  # rotated, with the EXIF tag that a camera writes
         image, more["exif"] = image.transpose(Image.Transpose.ROTATE_90), Image.Exif()
         more["exif"][274] = 6
     elif kind == 7:
@@ -123,7 +123,7 @@ def _save(image: Image.Image, kind: int, path: Path) -> None:
 
 
 def _shape(name: str, height: int, rng: np.random.Generator) -> Image.Image:
-    """A bright textured shape, a little turned and off the middle, on a dark texture."""
+    """A bright textured shape, a little rotated and off-centre, on a dark texture."""
     width = int(height * rng.uniform(0.8, 1.3))
     y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j]
     y, x = y - rng.uniform(-0.1, 0.1), x * width / height - rng.uniform(-0.1, 0.1)

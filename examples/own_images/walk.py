@@ -1,4 +1,4 @@
-"""The commands of docs/own_images.md, run one after the other; `--out` keeps what they print.
+"""Runs the commands of docs/own_images.md one after the other; `--out` saves their output.
 
 python -m examples.own_images.walk [--out=docs/results/own_images]
 """
@@ -18,10 +18,10 @@ from bam import files
 from bam.cli import console
 from examples.own_images import generate
 
-_OUT = flags.DEFINE_string("out", "", "folder for what the commands print, with the contact sheet")
-_IMAGES = flags.DEFINE_integer("images", 3000, "images of the folder", lower_bound=300)
+_OUT = flags.DEFINE_string("out", "", "folder for the commands' output and the contact sheet")
+_IMAGES = flags.DEFINE_integer("images", 3000, "number of images in the folder", lower_bound=300)
 _ONLY = flags.DEFINE_list("only", [], "names of commands; '': all of them")
-_MORE = flags.DEFINE_string("train", "", "further flags of bam train")
+_MORE = flags.DEFINE_string("train", "", "more flags for bam train")
 
 COMMANDS = {
     "import": "bam data import photographs --out=data --size=32 --labels=photographs/labels.csv "
@@ -49,7 +49,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Runs them in a folder of their own."""
+    """Runs the commands in a temporary folder."""
     with tempfile.TemporaryDirectory() as place:
         folder, started = Path(place), time.perf_counter()
         generate.write(folder / "photographs", _IMAGES.value)
@@ -60,14 +60,14 @@ def main() -> None:
             print(f"$ {command}", flush=True)
             more = shlex.split(_MORE.value) if "train" in name else []
             arguments = [sys.executable, "-m", "bam.cli.main", *shlex.split(command)[1:], *more]
-            done = subprocess.run(
+            process = subprocess.run(
                 arguments, cwd=folder, capture_output=True, text=True, check=False
             )
-            print(done.stdout, flush=True)
-            if done.returncode:
-                raise ValueError(f"{command}: {done.stderr}")
+            print(process.stdout, flush=True)
+            if process.returncode:
+                raise ValueError(f"{command}: {process.stderr}")
             if _OUT.value:
-                _keep(Path(_OUT.value) / f"{name}.md", done.stdout)
+                _keep(Path(_OUT.value) / f"{name}.md", process.stdout)
         if _OUT.value and (folder / "pixels").exists():  # for the picture of a training
             rows = (folder / "pixels/metrics.jsonl").read_text(encoding="utf-8").splitlines()
             plan = files.read_json(folder / "pixels/plan.json")

@@ -1,13 +1,12 @@
-"""All that is to be measured on an accelerator, in pieces, going on where it was stopped.
+"""Runs all measurements on an accelerator, piece by piece; a stopped command can be resumed.
 
 python -m scripts.benchmarks.accelerator --device=h100 --workdir=runs/accelerator --seconds=540 \
   --data=FOLDER
 
-In this order: tests of what a device computes, times of a step, of its settings and of depths,
-other libraries where they are installed, CIFAR-10 at the paper's scale by DP-SGD and BAM at ε = 2.
-A command has the seconds that are left; what is cut off is begun again by the next call, and a
-training goes on.
-FOLDER holds CIFAR-10 in Parquet.
+The pieces, in this order: tests of the device's arithmetic; times of a step, of its settings and
+of depths; other libraries, if they are installed; CIFAR-10 at the paper's scale by DP-SGD and BAM
+at ε = 2. A piece may take the seconds that are left. If they end first, the next call starts the
+piece again, or resumes it if it is a training. FOLDER has CIFAR-10 in Parquet.
 """
 
 import os
@@ -26,34 +25,34 @@ from bam import files
 from bam.cli import console
 from scripts.benchmarks import timing
 
-_DEVICE = flags.DEFINE_string("device", "", "in the names of results, for example h100")
-_WORKDIR = flags.DEFINE_string("workdir", "", "folder for runs, logs and what is done")
+_DEVICE = flags.DEFINE_string("device", "", "the device, for names of results: for example h100")
+_WORKDIR = flags.DEFINE_string("workdir", "", "folder for runs, logs and finished pieces")
 _OUT = flags.DEFINE_string("out", "benchmarks", "folder for results")
 _DATA = flags.DEFINE_string("data", "", "folder with CIFAR-10 in Parquet; '': no training")
-_SECONDS = flags.DEFINE_float("seconds", 540, "for this call", lower_bound=1)
+_SECONDS = flags.DEFINE_float("seconds", 540, "time for this call", lower_bound=1)
 console.require("device", "workdir")
 
 TESTS = (
     "chacha", "exact_sums", "engine", "grid", "oracles", "position", "properties",
     "sampling", "transforms", "devices", "audit",
 )  # fmt: skip
-# What a step is timed of -> the module that it needs.
+# Peer of scripts.benchmarks.peers -> the module that it needs.
 OTHERS = dict.fromkeys(("ours_nonprivate", "ours_dp_sgd", "ours_bam_sam", "jax_vmap"), "bam")
 OTHERS |= {"jax_privacy": "jax_privacy", "torch_nonprivate": "torch"}
 OTHERS |= {"opacus_hooks": "opacus", "opacus_ghost": "opacus"}
-LEAST_SECONDS = 20  # for a command to be begun with
+LEAST_SECONDS = 20  # a piece starts only if this many are left
 ENDS = {0: "done", 3: "stopped", -9: "cut off"}
 
 
 class Piece(NamedTuple):
-    """A command of Python, and what it is called."""
+    """A name and the arguments of a Python command."""
 
     name: str
     command: list[str]
 
 
 def pieces() -> Iterator[Piece]:
-    """All of them, in order."""
+    """All pieces, in order."""
     out, device = _OUT.value, _DEVICE.value
     together = ["-n", str(min(8, os.cpu_count() or 1))] if find_spec("xdist") else []
     yield Piece("tests", ["-m", "pytest", "-q", *together, *(f"tests/test_{x}.py" for x in TESTS)])
@@ -76,14 +75,15 @@ def pieces() -> Iterator[Piece]:
 
 
 def run(piece: Piece, seconds: float) -> dict[str, object]:
-    """Its end, its seconds and its last lines; all of them are in a log."""
+    """Runs a piece; returns its end, its seconds and its last lines. A log has all lines."""
     started, workdir = time.perf_counter(), Path(_WORKDIR.value)
     command = [sys.executable, *piece.command]
-    if "train" in piece.command:  # it stops with a checkpoint, and a while before it is killed
+    if "train" in piece.command:  # so that it saves a checkpoint before it is killed
         command.append(f"--max_seconds={max(1.0, seconds - LEAST_SECONDS)}")
     log = workdir / f"{piece.name}.log"
     with log.open("wb") as output:
-        environ = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # tests share a GPU
+        # Tests in several processes share a GPU.
+        environ = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environ)
         try:
             code = process.wait(seconds)
@@ -96,24 +96,24 @@ def run(piece: Piece, seconds: float) -> dict[str, object]:
 
 
 def main() -> None:
-    """Runs what is not done, until the seconds are over; what failed is not run again."""
+    """Runs the unfinished pieces until the seconds are over; a failed piece is not run again."""
     workdir, started = Path(_WORKDIR.value), time.perf_counter()
     with console.one_line_errors():
         workdir.mkdir(parents=True, exist_ok=True)
-        kept = workdir / "pieces.json"
-        known = files.read_json(kept) if kept.exists() else {}
+        record = workdir / "pieces.json"
+        ends = files.read_json(record) if record.exists() else {}
         for piece in pieces():
-            if known.get(piece.name, {}).get("end", "cut off") not in ("stopped", "cut off"):
+            if ends.get(piece.name, {}).get("end", "cut off") not in ("stopped", "cut off"):
                 continue
-            left = _SECONDS.value - (time.perf_counter() - started)
-            if left < LEAST_SECONDS:
-                print(f"{piece.name} and what follows: the same command goes on there")
+            remaining = _SECONDS.value - (time.perf_counter() - started)
+            if remaining < LEAST_SECONDS:
+                print(f"not run: {piece.name} and later pieces; the same command continues")
                 break
-            known[piece.name] = run(piece, left)
-            print(f"{piece.name}: {known[piece.name]['end']}, {known[piece.name]['seconds']} s")
-            files.write_json(kept, known)
+            ends[piece.name] = run(piece, remaining)
+            print(f"{piece.name}: {ends[piece.name]['end']}, {ends[piece.name]['seconds']} s")
+            files.write_json(record, ends)
         out = Path(_OUT.value)
-        timing.keep(out / f"accelerator_{_DEVICE.value}.json", {"pieces": known})
+        timing.keep(out / f"accelerator_{_DEVICE.value}.json", {"pieces": ends})
         for method in ("dp_sgd", "bam_sam"):
             for name in ("summary.json", "metrics.jsonl"):
                 if (file := workdir / method / name).exists():

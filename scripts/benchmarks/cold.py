@@ -1,9 +1,10 @@
-"""Seconds to the first step, and to that of another setting, here and in other libraries.
+"""Seconds to the first step, and to the first step of another setting, in bam and other libraries.
 
 make bench-cold        (in the environment of the peers; see the Makefile)
 
-Each case runs in a fresh process, with no compiled program on the disk, on the same networks. What
-is not installed is left out, and named. `--tree=NAME=FOLDER` measures ours in another checkout too.
+Each case runs in a fresh process, without compiled programs on the disk, on the same networks. A
+library that is not installed is left out and named. `--tree=NAME=FOLDER` also measures bam in
+another checkout.
 """
 
 import importlib.util
@@ -27,22 +28,22 @@ from scripts.benchmarks.cold_case import CASES, NETWORKS
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "processes of each case, in turn", lower_bound=1)
-_NETWORK = flags.DEFINE_list("network", list(NETWORKS), f"of {', '.join(NETWORKS)}")
+_NETWORK = flags.DEFINE_list("network", list(NETWORKS), f"networks: {', '.join(NETWORKS)}")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
-_WIDTH = flags.DEFINE_integer("width", 0, "of the networks; 0: each its own", lower_bound=0)
+_WIDTH = flags.DEFINE_integer("width", 0, "of the networks; 0: each its default", lower_bound=0)
 _ONLY = flags.DEFINE_list("only", [], "cases to measure, beside those in the file; none: all")
-_TREE = flags.DEFINE_multi_string("tree", [], "NAME=FOLDER: another checkout, to measure ours in")
+_TREE = flags.DEFINE_multi_string("tree", [], "NAME=FOLDER: also measure this checkout")
 console.require("out", "network")
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ("jax-privacy", "torch", "opacus")
-LIMIT = 3600  # seconds of a process
-# What would keep compiled programs, or keep Python from its own.
+LIMIT = 3600  # seconds that a process may take
+# Variables that would reuse compiled programs of JAX, or keep Python from writing its own.
 CACHES = ("JAX_COMPILATION_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")
 
 
-class Measured(NamedTuple):
-    """A case in a checkout: where it stands in the file, and what is started."""
+class Run(NamedTuple):
+    """A case in a checkout: its key in the file, its name in `CASES`, the checkout's folder."""
 
     key: str
     name: str
@@ -50,17 +51,17 @@ class Measured(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What a reader sees."""
+        """Its name for readers."""
         return cold_case.case_of(self.key).label
 
 
 def main() -> None:
-    """Starts every case in every round; keeps what is measured after each round."""
+    """Runs every case in every round; writes all measurements after each round."""
     trees = {"": ROOT, **_trees(_TREE.value)}
     if unknown := [x for x in _NETWORK.value if x not in NETWORKS]:
         raise InputError(f"no network {unknown[0]!r}: choose from {', '.join(NETWORKS)}")
     names, missing = _installed(_ONLY.value)
-    cases = [x for name in names for x in _measured(name, trees)]
+    cases = [x for name in names for x in _runs(name, trees)]
     for package in missing:
         print(f"{package} is not installed here, and not measured", flush=True)
     print(f"importing everything once, {len(cases)} processes, not counted …", flush=True)
@@ -78,9 +79,9 @@ def main() -> None:
             for case in cases:
                 started = time.perf_counter()
                 print(f"round {number}: {case.label}, {network} …", end=" ", flush=True)
-                facts = _run(case, network, steps=True)
-                observations[network][case.key].append(facts)
-                seconds, first = time.perf_counter() - started, facts["seconds_to_first_step"]
+                observation = _run(case, network, steps=True)
+                observations[network][case.key].append(observation)
+                seconds, first = time.perf_counter() - started, observation["seconds_to_first_step"]
                 print(f"{first:.1f} s to the first step, {seconds:.0f} s in all", flush=True)
         timing.keep(path, _results(observations, trees, missing))
 
@@ -92,7 +93,7 @@ def _results(
 ) -> JsonObject:
     return {
         "batch": _BATCH.value,
-        "rounds": min(len(facts) for cases in observations.values() for facts in cases.values()),
+        "rounds": min(len(x) for cases in observations.values() for x in cases.values()),
         "width": {name: _WIDTH.value or NETWORKS[name].width for name in observations},
         "numbers": cold_case.Numbers()._asdict(),
         "change": cold_case.CHANGE,
@@ -100,25 +101,25 @@ def _results(
         "commits": {name or "this": _commit(folder) for name, folder in trees.items()},
         "not_installed": list(missing),
         "summary": {
-            network: {key: timing.summarize_cold(facts) for key, facts in cases.items()}
+            network: {key: timing.summarize_cold(x) for key, x in cases.items()}
             for network, cases in observations.items()
         },
         "observations": observations,
     }
 
 
-def _run(case: Measured, network: str, steps: bool) -> JsonObject:
-    """What a case prints, in a process of its own."""
+def _run(case: Run, network: str, steps: bool) -> JsonObject:
+    """Runs a case in a process of its own; returns the JSON that it prints."""
     environ = {k: v for k, v in os.environ.items() if k not in CACHES}
     environ |= {"PYTHONPATH": str(case.folder), "JAX_ENABLE_COMPILATION_CACHE": "false"}
     package = CASES[case.name].package
-    if package == "bam":  # as its commands set it
+    if package == "bam":  # bam's commands use a device per core
         environ.setdefault("JAX_NUM_CPU_DEVICES", str(min(8, os.cpu_count() or 1)))
     script = ROOT / "scripts" / "benchmarks" / "cold_case.py"
-    asked: dict[str, Any] = {"name": case.name, "network": network, "steps": steps}
-    asked |= {"width": _WIDTH.value, "batch": _BATCH.value, "started": time.time()}
-    done = subprocess.run(
-        [sys.executable, "-P", str(script), json.dumps(asked)],
+    arguments: dict[str, Any] = {"name": case.name, "network": network, "steps": steps}
+    arguments |= {"width": _WIDTH.value, "batch": _BATCH.value, "started": time.time()}
+    process = subprocess.run(
+        [sys.executable, "-P", str(script), json.dumps(arguments)],
         cwd=case.folder,
         env=environ,
         capture_output=True,
@@ -126,13 +127,13 @@ def _run(case: Measured, network: str, steps: bool) -> JsonObject:
         timeout=LIMIT,
         check=False,
     )
-    if done.returncode:
-        raise RuntimeError(f"{case.label}, {network}:\n{done.stderr[-4000:]}")
-    facts: JsonObject = json.loads(done.stdout.splitlines()[-1])
-    file = Path(facts.pop("file"))
+    if process.returncode:
+        raise RuntimeError(f"{case.label}, {network}:\n{process.stderr[-4000:]}")
+    observation: JsonObject = json.loads(process.stdout.splitlines()[-1])
+    file = Path(observation.pop("file"))
     if package == "bam" and not file.is_relative_to(case.folder):
-        raise RuntimeError(f"{case.label}: bam was imported from {file}, not of {case.folder}")
-    return facts
+        raise RuntimeError(f"{case.label}: bam was imported from {file}, not from {case.folder}")
+    return observation
 
 
 def _installed(only: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -151,37 +152,35 @@ def _installed(only: Sequence[str]) -> tuple[list[str], list[str]]:
     return names, missing
 
 
-def _measured(name: str, trees: Mapping[str, Path]) -> list[Measured]:
-    """A case, of ours in every checkout."""
+def _runs(name: str, trees: Mapping[str, Path]) -> list[Run]:
+    """The runs of a case: one, or one in every checkout if the case measures bam."""
     if CASES[name].package != "bam":
-        return [Measured(name, name, ROOT)]
-    return [
-        Measured(f"{name}@{tree}" if tree else name, name, folder) for tree, folder in trees.items()
-    ]
+        return [Run(name, name, ROOT)]
+    return [Run(f"{name}@{tree}" if tree else name, name, folder) for tree, folder in trees.items()]
 
 
-def _trees(given: Sequence[str]) -> dict[str, Path]:
-    """The checkouts of NAME=FOLDER; an InputError for what is none."""
+def _trees(texts: Sequence[str]) -> dict[str, Path]:
+    """NAME -> folder of each NAME=FOLDER; InputError for a folder that is not a checkout."""
     trees = {}
-    for text in given:
+    for text in texts:
         name, _, folder = text.partition("=")
         path = Path(folder).expanduser().resolve()
         if not (name.isidentifier() and folder and (path / "bam" / "__init__.py").exists()):
-            raise InputError(f"--tree={text}: say NAME=FOLDER, the folder of a checkout of bam")
+            raise InputError(f"--tree={text}: write NAME=FOLDER, the folder of a checkout of bam")
         trees[name] = path
     return trees
 
 
 def _commit(folder: Path) -> str:
-    """The commit of a checkout, as `provenance.git_commit` says it of this one."""
+    """The commit of a checkout, by its own `provenance.git_commit`."""
     if folder == ROOT:
         return provenance.git_commit()
     command = [sys.executable, "-P", "-c", "from bam import provenance as p; print(p.git_commit())"]
     environ = os.environ | {"PYTHONPATH": str(folder)}
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=folder, env=environ, capture_output=True, text=True, timeout=LIMIT, check=True
     )
-    return done.stdout.strip()
+    return process.stdout.strip()
 
 
 if __name__ == "__main__":

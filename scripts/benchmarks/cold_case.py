@@ -1,7 +1,7 @@
-"""One library's first steps in a fresh process, timed: what `cold.py` starts, once for each case.
+"""Times a library's first steps in a fresh process; `cold.py` starts it once for each case.
 
-It prints a line of JSON. Nothing but Python's own is imported before the clock runs. It uses
-what older checkouts of ours have too, so that `cold.py --tree` can compare them.
+It prints a line of JSON. Before the clock runs, it imports only the standard library. It uses only
+functions that older checkouts of bam have, too, so that `cold.py --tree` can compare them.
 """
 
 import functools
@@ -15,22 +15,22 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 CLASSES, STEPS, DELTA = 10, 20, 1e-5
-EPSILON = 3.0  # of ours at a noise multiplier of 1: it plans the noise from ε
-CHANGE = 1.5  # another value is so many times the first
+EPSILON = 3.0  # bam plans its noise from ε, so this stands for a noise multiplier of 1
+CHANGE = 1.5  # ratio of the changed value of a number to the first
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Network(NamedTuple):
-    """Blocks of conv 3×3 → GroupNorm → activation, then a linear layer: what all libraries train.
+    """Blocks of conv 3×3 → GroupNorm → activation, then a linear layer; all libraries train it.
 
     Attributes:
-      shape: of an image.
-      width: channels of the first block, unless another is asked for.
-      groups: of a GroupNorm, at most.
+      shape: height, width and channels of an image.
+      width: default number of channels of the first block.
+      groups: most groups of a GroupNorm.
       activation: its name in `jax.nn` and `torch.nn.functional`.
-      blocks: channels, in widths, and what follows: "add" adds what went into the block marked
-        "keep", "pool" averages 2×2 pixels.
-      microbatch_size: ours.
+      blocks: for each block its channels divided by `width`, and an operation after it: "add" adds
+        the input of the block marked "keep", "pool" averages 2×2 pixels.
+      microbatch_size: the microbatch size of bam.
     """
 
     shape: tuple[int, int, int]
@@ -47,7 +47,7 @@ class Network(NamedTuple):
         return list(zip([self.shape[-1], *outputs[:-1]], outputs, strict=True))
 
 
-# By their names in `bam.models.MODELS`; a test holds them equal to those.
+# Name in `bam.models.MODELS` -> the same network; a test compares them.
 NETWORKS = {
     "resnet9": Network(
         (32, 32, 3), 64, 32, "mish",
@@ -60,7 +60,7 @@ NETWORKS = {
 
 
 class Numbers(NamedTuple):
-    """What a setting of a run is, beside its structure."""
+    """The numbers of a run that do not change the structure of its program."""
 
     learning_rate: float = 0.1
     clip_norm: float = 1.0
@@ -69,14 +69,14 @@ class Numbers(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What a case trains: a network, by name and as it is, and how many examples a step."""
+    """The network that a case trains, with its name, and the number of examples in a step."""
 
     name: str
     network: Network
     batch: int
 
     def rows(self) -> tuple[Any, Any]:
-        """Random images of bytes, and labels: twice as many as a step has."""
+        """Random uint8 images and labels, twice as many as a step has."""
         import numpy as np
 
         rng = np.random.default_rng(0)
@@ -84,13 +84,13 @@ class Problem(NamedTuple):
         return images, rng.integers(0, CLASSES, 2 * self.batch, dtype=np.int32)
 
     def normalised(self) -> tuple[Any, Any]:
-        """The same with images in float32."""
+        """The rows with images in float32."""
         images, labels = self.rows()
         return images.astype("float32") / 127.5 - 1, labels
 
 
-# Builds at the first `next`; makes the weights and takes the first step at the second; then a step
-# at each.
+# The first `next` builds, the second makes the weights and takes the first step, each later one
+# takes a step.
 Training = Callable[[Numbers], Iterator[None]]
 
 
@@ -127,7 +127,7 @@ def ours(method: str, problem: Problem) -> Training:
 
 
 def ours_loop(problem: Problem) -> Training:
-    """DP-SGD by `PrivateTraining`, in a loop of one's own."""
+    """DP-SGD by `bam.PrivateTraining`, in a loop of its user."""
     import jax
     import optax
 
@@ -135,7 +135,8 @@ def ours_loop(problem: Problem) -> Training:
     from bam import models
 
     module = models.create(problem.name, CLASSES, problem.network.width)
-    model = models.as_functions(module, problem.network.shape)  # one loss, of which one program is
+    # Outside of `training`: another setting has the same loss, and so the same program.
+    model = models.as_functions(module, problem.network.shape)
 
     def training(numbers: Numbers) -> Iterator[None]:
         images, labels = problem.normalised()
@@ -163,7 +164,7 @@ def ours_loop(problem: Problem) -> Training:
 
 
 def jax_privacy(as_arguments: bool, problem: Problem) -> Training:
-    """The loop of its examples: numbers are the program's, or, by hand, its arguments."""
+    """The loop of jax-privacy's examples; by hand its numbers can be arguments of the program."""
     import jax
     import jax_privacy
     import optax
@@ -189,7 +190,7 @@ def jax_privacy(as_arguments: bool, problem: Problem) -> Training:
         updates, _ = optimizer.update(grads, optimizer.init(params))
         return optax.apply_updates(params, updates), noise
 
-    # Compiled as one: eagerly it compiles a program for every operation, and takes longer.
+    # One program: without `jit` every operation is a program, which takes longer to compile.
     init, shared = jax.jit(module.init), jax.jit(step)
 
     def training(numbers: Numbers) -> Iterator[None]:
@@ -207,7 +208,7 @@ def jax_privacy(as_arguments: bool, problem: Problem) -> Training:
 
 
 def opacus(problem: Problem) -> Training:
-    """A model, an optimizer and a loader that `make_private` makes private."""
+    """Model, optimizer and loader from Opacus's `make_private`."""
     import torch
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
@@ -248,12 +249,12 @@ def flax_network(network: Network) -> Any:
             blocks = zip(network.channels, network.blocks, strict=True)
             for (_, channels), (_, after) in blocks:
                 if after == "keep":
-                    kept = x
+                    shortcut = x
                 x = nn.Conv(channels, (3, 3), use_bias=False)(x)
                 groups = math.gcd(network.groups, channels)
                 x = activation(nn.GroupNorm(groups, epsilon=1e-5)(x))
                 if "add" in after:
-                    x = x + kept
+                    x = x + shortcut
                 if "pool" in after:
                     x = nn.avg_pool(x, (2, 2), (2, 2))
             return nn.Dense(CLASSES)(x.reshape(len(x), -1))
@@ -262,7 +263,7 @@ def flax_network(network: Network) -> Any:
 
 
 def torch_network(network: Network) -> Any:
-    """The network in PyTorch, of images with their channels first."""
+    """The network in PyTorch, for images with their channels first."""
     import torch
     from torch.nn import functional
 
@@ -286,10 +287,10 @@ def torch_network(network: Network) -> Any:
             layers = zip(self.convs, self.norms, network.blocks, strict=True)
             for conv, norm, (_, after) in layers:
                 if after == "keep":
-                    kept = x
+                    shortcut = x
                 x = activation(norm(conv(x)))
                 if "add" in after:
-                    x = x + kept
+                    x = x + shortcut
                 if "pool" in after:
                     x = functional.avg_pool2d(x, 2)
             return self.linear(x.flatten(1))
@@ -298,13 +299,13 @@ def torch_network(network: Network) -> Any:
 
 
 class Case(NamedTuple):
-    """What is measured.
+    """A library and a method to measure.
 
     Attributes:
-      label: what a reader sees.
-      package: that must be installed.
-      prepare: imports what it needs, and returns the training.
-      changes: the numbers that another setting has another value of.
+      label: its name for readers.
+      package: the package that must be installed.
+      prepare: imports the library, and returns the training.
+      changes: the numbers that are changed, one at a time, after the first steps.
     """
 
     label: str
@@ -336,27 +337,27 @@ CASES = {
 
 
 def case_of(key: str) -> Case:
-    """The case of a key of the file: CASE, or CASE@NAME of the checkout NAME."""
+    """The case of a key in the file: CASE, or CASE@NAME for the checkout NAME."""
     name, _, tree = key.partition("@")
     case = CASES[name]
     return case._replace(label=f"{case.label} ({tree})") if tree else case
 
 
 class Clock:
-    """Seconds of each phase, and what XLA compiles in it."""
+    """Measures the seconds of each phase, and counts the programs that XLA compiles in it."""
 
     def __init__(self) -> None:
-        """Nothing is measured yet."""
+        """Starts without a phase."""
         self.phases: dict[str, dict[str, float]] = {}
         self._compiled: list[float] = []
 
     def hear(self, event: str, duration_secs: float, **_: str | int) -> None:
-        """Notes a compilation: a listener of `jax.monitoring`."""
+        """Counts a compilation, as a listener of `jax.monitoring`."""
         if event == COMPILED:
             self._compiled.append(duration_secs)
 
     def time(self, phase: str, call: Callable[[], Any]) -> Any:
-        """Calls, and notes what that took, as a phase."""
+        """Calls, measures the call as a phase, and returns its result."""
         self._compiled, started = [], time.perf_counter()
         result = call()
         self.phases[phase] = {
@@ -368,7 +369,7 @@ class Clock:
 
 
 def main(started: float, name: str, network: str, width: int, batch: int, steps: bool) -> None:
-    """Measures a case; without `steps` it only imports what the case needs."""
+    """Measures a case; without `steps` it only imports the case's packages."""
     case, clock = CASES[name], Clock()
     shape = NETWORKS[network]
     problem = Problem(network, shape._replace(width=width or shape.width), batch)
@@ -381,12 +382,12 @@ def main(started: float, name: str, network: str, width: int, batch: int, steps:
         return case.prepare(problem)
 
     training = clock.time("import", prepare)
-    facts: dict[str, Any] = {"file": importlib.import_module(case.package).__file__}
+    results: dict[str, Any] = {"file": importlib.import_module(case.package).__file__}
     if steps:
         first = training(Numbers())
         clock.time("build", functools.partial(next, first))
         clock.time("first_step", functools.partial(next, first))
-        facts["seconds_to_first_step"] = time.time() - started
+        results["seconds_to_first_step"] = time.time() - started
         clock.time("second_step", functools.partial(next, first))
         del first
         for change in case.changes:
@@ -394,7 +395,7 @@ def main(started: float, name: str, network: str, width: int, batch: int, steps:
             again = training(other)
             clock.time(f"{change}_build", functools.partial(next, again))
             clock.time(change, functools.partial(next, again))
-    print(json.dumps(facts | {"phases": clock.phases}))
+    print(json.dumps(results | {"phases": clock.phases}))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ STRENGTH = 0.05
 
 
 def reverse_over_reverse(loss_fn: oracles.LossFn, penalty: float) -> oracles.Oracle:
-    """Exact BAM as one would write it first: the gradient of L + λ‖∇L‖, reverse over reverse."""
+    """Exact BAM in its plainest form: the gradient of L + λ‖∇L‖, reverse over reverse."""
     objective = diagnostics.bias_aware_objective(loss_fn, penalty)
     return oracles.Oracle(lambda params, previous: params, jax.grad(objective))
 
@@ -105,7 +105,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
-    """A compiled private step of a method at a depth, and the seconds compiling it took."""
+    """A compiled private step of a method at a depth, and the seconds of compiling it."""
     module = models.create("deep_residual", 10, _WIDTH.value, depth=depth)
     model = models.as_functions(module, (_WIDTH.value,))
     row = METHODS[method]

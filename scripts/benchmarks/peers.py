@@ -1,6 +1,6 @@
 """One training step here and in other libraries: same network, same weights, same images.
 
-make bench-peers        (builds an environment of its own; see the Makefile)
+make bench-peers        (makes an environment for it; see the Makefile)
 """
 
 import functools
@@ -26,7 +26,7 @@ from scripts.benchmarks.performance import PEERS
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
-_WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
+_WIDTH = flags.DEFINE_integer("width", 64, "width of ResNet-9", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all peers", lower_bound=1)
 _ONLY = flags.DEFINE_list("only", [], "peers to time; none: all")
 console.require("out")
@@ -38,7 +38,7 @@ TOLERANCE = 1e-3  # relative L2 distance of clipped sums; formulations differ by
 
 
 class Problem(NamedTuple):
-    """What every peer computes on: NHWC images, Flax parameters, a clip norm that half exceed."""
+    """The input of every peer: NHWC images, Flax parameters, a clip norm that half exceed."""
 
     params: Any
     images: np.ndarray
@@ -57,10 +57,10 @@ def main() -> None:
     """Checks that all private peers compute one clipped sum, then times every step in turn."""
     console.use_compilation_cache()
     problem = _problem()
-    peers, wanted = jax_peers(problem), _ONLY.value
-    if not wanted or not peers.keys() >= {*wanted}:
+    peers, only = jax_peers(problem), _ONLY.value
+    if not only or not peers.keys() >= {*only}:
         peers |= torch_peers(problem)
-    peers = {name: peers[name] for name in wanted or [x for x in PEERS if x in peers]}
+    peers = {name: peers[name] for name in only or [x for x in PEERS if x in peers]}
     ours = peers["ours_dp_sgd"].clipped_sum
     expected = ours and ours()
     errors = {}
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def jax_peers(problem: Problem) -> dict[str, Peer]:
-    """Ours, jax-privacy and what one writes by hand."""
+    """bam, jax-privacy and a step by `vmap`, as one writes it by hand."""
     from jax_privacy import clipping
 
     module = models.create("resnet9", 10, _WIDTH.value)
@@ -112,7 +112,7 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
         )[0]
 
     def our_step(oracle: bam.Oracle) -> Callable[[], Any]:
-        """The step of a run: the noise is added to the integers, not to the floats of a sum."""
+        """The step of a run, whose noise is added to the integers of a sum, not to floats."""
 
         @jax.jit
         def update(params: Any, batch: Any, noise: bam.GaussianNoise) -> Any:
@@ -243,7 +243,7 @@ def _problem() -> Problem:
 def _jax_step(
     total: Callable[..., Any], problem: Problem, batch: Any, private: bool = True
 ) -> Callable[[], Any]:
-    """Sum, noise, SGD; the weights go from call to call."""
+    """A step of sum, noise and SGD; each call starts from the weights of the call before."""
     params, rate = problem.params, LEARNING_RATE / len(problem.labels)
 
     @jax.jit
@@ -309,7 +309,7 @@ def _from_flax(params: Any) -> list[np.ndarray]:
 
 
 def _relative_distance(total: Any, expected: Any) -> float:
-    """Of two sums, each a Flax tree or the tensors of PyTorch's parameters."""
+    """Relative L2 distance of two sums, each a Flax tree or a list in PyTorch's order."""
     flat, reference = (
         np.concatenate([np.ravel(x) for x in (y if isinstance(y, list) else _from_flax(y))])
         for y in (total, expected)

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/performance.md, from the files that benchmarks leave in benchmarks/.
+"""Writes the tables of docs/performance.md from the JSON files in benchmarks/.
 
 python -m scripts.benchmarks.performance
 """
@@ -24,14 +24,14 @@ ONE_VIEW: JsonObject = {"augment.views": 1, "augment.shift": 0, "augment.flip": 
 
 
 def main() -> None:
-    """Rewrites what stands between the page's markers."""
+    """Rewrites the tables between the page's markers."""
     with console.one_line_errors():
         text = PAGE.read_text(encoding="utf-8")
         files.write_text(PAGE, pages.fill(text, page_tables(Path("benchmarks"))))
 
 
 def experiment(method: str, batch: int, changes: JsonMapping) -> trainer.Trainer:
-    """A run on random images in colour, by CIFAR-10's config with these changes of its keys."""
+    """A run on random colour images, with CIFAR-10's config and these changes of its keys."""
     config = cifar10.get_config(method)
     config.update({"expected_batch_size": batch, "num_steps": 1, "accountant": "rdp"})
     config.update_from_flattened_dict(changes)
@@ -42,7 +42,7 @@ def experiment(method: str, batch: int, changes: JsonMapping) -> trainer.Trainer
     return trainer.build(config, datasets.Dataset("random", split, split, 10, half, half / 2))
 
 
-# Key in the peers' JSON file -> what a reader sees
+# Key in the peers' JSON file -> its name for readers.
 PEERS = {
     "ours_nonprivate": "ours, not private",
     "ours_dp_sgd": "ours, DP-SGD",
@@ -56,9 +56,9 @@ PEERS = {
     "opacus_hooks": "Opacus, hooks",
     "opacus_ghost": "Opacus, ghost clipping",
 }
-# Methods that are measured only there.
+# Labels of methods that only `depth` measures.
 LABELS = {"bam_reverse": "BAM (reverse-over-reverse)"}
-# What is compared, and the keys of what is above and below the line.
+# Ratio -> keys of its numerator and its denominator.
 BESIDE = {
     "DP-SGD / ours, not private": ("ours_dp_sgd", "ours_nonprivate"),
     "DP-SGD / PyTorch, not private": ("ours_dp_sgd", "torch_nonprivate"),
@@ -86,14 +86,14 @@ STEPS = {
 }
 
 
-# A number that another setting has another value of -> what a reader sees.
+# Number that another setting changes -> its name for readers.
 CHANGES = {"learning_rate": "rate", "clip_norm": "C", "noise_multiplier": "σ", "radius": "r"}
 AGAIN = tuple(f"another {name}" for name in CHANGES.values())
 NOT_RUN = "not run"
 
 
 def page_tables(folder: Path) -> dict[str, str]:
-    """Every table of the page, by its place."""
+    """Marker on the page -> table."""
     names = ("step", "peers", "peers_512", "depth")
     step, *peers, depth = (files.read_json(folder / f"{name}_cpu.json") for name in names)
     beside = [_with_best_of_opacus(x["observations"]) for x in peers]
@@ -106,7 +106,7 @@ def page_tables(folder: Path) -> dict[str, str]:
         "batches": _table(
             ("ratio", *head),
             [
-                [label, *(cell for measured in beside for cell in _ratio(measured, *keys))]
+                [label, *(cell for observed in beside for cell in _ratio(observed, *keys))]
                 for label, keys in BESIDE.items()
             ],
         ),
@@ -135,14 +135,14 @@ def page_tables(folder: Path) -> dict[str, str]:
 
 
 def cold_tables(file: Path) -> dict[str, str]:
-    """The tables of first steps, by their places; "not run" where the file has no figures."""
-    measured = files.read_json(file)["summary"] if file.exists() else {}
-    seconds = {f"cold_{x}": _cold_seconds(measured.get(x, {})) for x in cold_case.NETWORKS}
-    return seconds | {"cold_programs": _cold_programs(measured.get("resnet9", {}))}
+    """Marker -> table of first steps; a case that the file lacks is "not run"."""
+    summary = files.read_json(file)["summary"] if file.exists() else {}
+    seconds = {f"cold_{x}": _cold_seconds(summary.get(x, {})) for x in cold_case.NETWORKS}
+    return seconds | {"cold_programs": _cold_programs(summary.get("resnet9", {}))}
 
 
-def _cold_seconds(measured: JsonMapping) -> str:
-    """Seconds of one network: to the first step, and to that of another setting."""
+def _cold_seconds(summary: JsonMapping) -> str:
+    """Seconds of one network to its first step, and to the first step of another setting."""
 
     def figures(case: JsonMapping, changes: Sequence[str]) -> list[str]:
         phases, total = case["phases"], case["to_first_step"]
@@ -154,11 +154,11 @@ def _cold_seconds(measured: JsonMapping) -> str:
         ]
 
     head = ("case", "import", "build", "first step", "in all", "quartiles", *AGAIN)
-    return _cold(measured, head, figures)
+    return _cold(summary, head, figures)
 
 
-def _cold_programs(measured: JsonMapping) -> str:
-    """Programs that XLA compiles, and its seconds for the first ones."""
+def _cold_programs(summary: JsonMapping) -> str:
+    """Number of programs that XLA compiles, and its seconds before the first step."""
 
     def figures(case: JsonMapping, changes: Sequence[str]) -> list[str]:
         phases = case["phases"]
@@ -169,21 +169,21 @@ def _cold_programs(measured: JsonMapping) -> str:
             *(f"{phases[x]['compilations']:.0f}" if x in changes else "–" for x in CHANGES),
         ]
 
-    return _cold(measured, ("case", "first step", "XLA, s", *AGAIN), figures)
+    return _cold(summary, ("case", "first step", "XLA, s", *AGAIN), figures)
 
 
 def _cold(
-    measured: JsonMapping,
+    summary: JsonMapping,
     head: Sequence[str],
     figures: Callable[[JsonMapping, Sequence[str]], list[str]],
 ) -> str:
-    """A row of every case, and of those of other checkouts that were measured beside them."""
+    """A table with a row for every case, and for each measured case of another checkout."""
     rows = []
-    for key in dict.fromkeys([*cold_case.CASES, *measured]):
+    for key in dict.fromkeys([*cold_case.CASES, *summary]):
         case = cold_case.case_of(key)
         cells = [NOT_RUN] * (len(head) - 1)
-        if key in measured:
-            cells = figures(measured[key], case.changes)
+        if key in summary:
+            cells = figures(summary[key], case.changes)
         rows.append([case.label, *cells])
     return _table(head, rows)
 
@@ -198,12 +198,12 @@ def _with_best_of_opacus(observed: Mapping[str, list[float]]) -> dict[str, list[
 
 
 def _ratio(observed: Mapping[str, list[float]], above: str, below: str) -> list[str]:
-    """The median of the ratios round by round, and their quartiles."""
+    """Median and quartiles of the ratio, taken in each round."""
     return _median([a / b for a, b in zip(observed[above], observed[below], strict=True)], ".2f")
 
 
 def _median(values: list[float], form: str) -> list[str]:
-    """The median and, of several values, the quartiles."""
+    """The median and, if there are several values, the quartiles."""
     median, low, high, _ = timing.summarize(values, 0.0)
     return [f"{median:{form}}", f"{low:{form}} to {high:{form}}" if len(values) > 1 else "–"]
 

@@ -2,7 +2,7 @@
 
 python -m scripts.benchmarks.sizes --out=benchmarks/sizes_h100 --seconds=300
 
-What no setting was left time for is not in the files, which are OUT.json and OUT.md.
+It writes OUT.json and OUT.md, without the settings for which no time was left.
 """
 
 import time
@@ -19,15 +19,15 @@ from bam.training import ahead, methods
 from scripts.benchmarks import performance, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
-_SECONDS = flags.DEFINE_float("seconds", 540, "for all settings", lower_bound=1)
+_SECONDS = flags.DEFINE_float("seconds", 540, "time for all settings", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 1024, "examples per step", lower_bound=1)
-_PRECISION = flags.DEFINE_enum("precision", "bfloat16", models.PRECISIONS, "of the network")
-_WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
+_PRECISION = flags.DEFINE_enum("precision", "bfloat16", models.PRECISIONS, "network's arithmetic")
+_WIDTH = flags.DEFINE_integer("width", 64, "width of ResNet-9", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 3, "steps that are timed; the fastest counts", 1)
 console.require("out")
 
-LEAST_SECONDS = 25  # for a setting to be begun with
-# Method, convolution, examples of a microbatch, views; what says most comes first.
+LEAST_SECONDS = 25  # a setting starts only if this many are left
+# Method, convolution, microbatch size, views; the most informative settings first.
 SETTINGS = (
     ("dp_sgd", "xla", 64, 16), ("dp_sgd", "matmul", 64, 16), ("non_private", "xla", 64, 16),
     ("dp_sgd", "xla", 16, 16), ("dp_sgd", "xla", 256, 16), ("bam_sam", "xla", 64, 16),
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def table(rows: Sequence[JsonObject]) -> str:
-    """The rows in Markdown; those of one method and number of views together, fastest first."""
+    """The rows in Markdown, grouped by method and views, the fastest of a group first."""
     groups = list(dict.fromkeys((row["method"], row["views"]) for row in rows))
     ordered = sorted(rows, key=lambda x: (groups.index((x["method"], x["views"])), x["ms"]))
     cells = [[show(row) for show in COLUMNS.values()] for row in ordered]
@@ -70,7 +70,7 @@ def table(rows: Sequence[JsonObject]) -> str:
 
 
 def _timed(method: str, convolution: str, microbatch: int, views: int) -> dict[str, Any]:
-    """A setting's row: milliseconds of an example in the fastest step, and their rate."""
+    """A setting's row: milliseconds per example in the fastest step, and the arithmetic rate."""
     changes: JsonObject = {
         "augment.views": views, "microbatch_size": microbatch, "convolution": convolution,
         "precision": _PRECISION.value, "model.width": _WIDTH.value,

@@ -23,12 +23,12 @@ from scripts.benchmarks import performance, timing
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step; a quarter with views", 1)
 _MICROBATCH = flags.DEFINE_integer("microbatch", 0, "examples per group; 0: the fastest", 0)
-_PRECISION = flags.DEFINE_enum("precision", "float32", models.PRECISIONS, "of the network")
-_WIDTH = flags.DEFINE_integer("width", 64, "of ResNet-9", lower_bound=1)
+_PRECISION = flags.DEFINE_enum("precision", "float32", models.PRECISIONS, "network's arithmetic")
+_WIDTH = flags.DEFINE_integer("width", 64, "width of ResNet-9", lower_bound=1)
 _VIEWS = flags.DEFINE_integer("views", 16, "K of the one-view comparison; 1 leaves it out", 1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all methods", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 1, "steps per round", lower_bound=1)
-_MEMORY_BATCHES = flags.DEFINE_list("memory_batches", "256,4096", "batch sizes to weigh")
+_MEMORY_BATCHES = flags.DEFINE_list("memory_batches", "256,4096", "batch sizes for peak memory")
 _ONLY = flags.DEFINE_list("only", [], "steps to time beside dp_sgd_ms; none: all")
 console.require("out")
 
@@ -48,11 +48,11 @@ VIEW_METHODS: dict[str, tuple[str, JsonMapping]] = {
 def main() -> None:
     """Compiles every step, times them in turn, writes milliseconds per example."""
     console.use_compilation_cache()
-    wanted = METHODS | (VIEW_METHODS if _VIEWS.value > 1 else {})
+    steps = METHODS | (VIEW_METHODS if _VIEWS.value > 1 else {})
     if _ONLY.value:
-        wanted = {k: v for k, v in wanted.items() if k in ("dp_sgd_ms", *_ONLY.value)}
+        steps = {k: v for k, v in steps.items() if k in ("dp_sgd_ms", *_ONLY.value)}
     calls, compiling, sizes, batches = {}, {}, {}, {}
-    for name, (method, options) in wanted.items():
+    for name, (method, options) in steps.items():
         one_view = name in METHODS
         batches[name] = _BATCH.value if one_view else max(1, _BATCH.value // 4)
         views = performance.ONE_VIEW if one_view else {"augment.views": _VIEWS.value}
@@ -61,7 +61,7 @@ def main() -> None:
         sizes[name] = built.config.microbatch_size
         print(f"compiled {name.removesuffix('_ms'):<18} {compiling[name]:6.1f} s", flush=True)
     seconds = timing.measure(calls | {"matmul": _matmul()}, _TRIALS.value, _REPEATS.value)
-    observed = {name: [1e3 * s / batches[name] for s in seconds[name]] for name in wanted}
+    observed = {name: [1e3 * s / batches[name] for s in seconds[name]] for name in steps}
     timings = {name: timing.summarize(ms, compiling[name]) for name, ms in observed.items()}
     for name, row in timings.items():
         print(f"{name:<22} {row.median:8.3f} ms per example", flush=True)

@@ -1,4 +1,4 @@
-"""Timing of compiled functions: medians with spread, compilation apart."""
+"""Timing of compiled functions: medians and quartiles, with compilation timed separately."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ from scripts.benchmarks.cold_case import Numbers
 
 
 class Timing(NamedTuple):
-    """Seconds per call: median and quartiles; and of tracing and compiling, once."""
+    """Median and quartiles of the seconds per call, and the seconds of tracing and compiling."""
 
     median: float
     low: float
@@ -29,22 +29,22 @@ class Timing(NamedTuple):
 def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTree, PyTree]:
     """A training step of `batch` examples, the seconds it took to compile, and its arguments.
 
-    They are the state, which the step's own result replaces, and the others, which stay: the
-    training examples on the devices, and the batch.
+    The arguments are the state, which the step's result replaces, and a tuple of those that stay:
+    the training examples on the devices, and the batch.
     """
     train = built.place(built.dataset.train)
-    state, others = built.init(0), (train, sampling.pad(np.arange(batch), batch, 0, 0))
-    compiled, seconds = ahead.compile_timed(built.step, state, *others, donate=(0,))
-    return compiled, seconds, state, others
+    state, constants = built.init(0), (train, sampling.pad(np.arange(batch), batch, 0, 0))
+    compiled, seconds = ahead.compile_timed(built.step, state, *constants, donate=(0,))
+    return compiled, seconds, state, constants
 
 
 def step_of(built: trainer.Trainer, batch: int) -> tuple[Callable[[], PyTree], float]:
-    """A call that does a training step of `batch` examples, and the seconds it took to compile."""
-    compiled, seconds, state, others = compiled_step(built, batch)
+    """A function that takes a step of `batch` examples, and the seconds that it took to compile."""
+    compiled, seconds, state, constants = compiled_step(built, batch)
 
     def call() -> PyTree:
         nonlocal state
-        state = compiled(state, *others)
+        state = compiled(state, *constants)
         return state.step
 
     return call, seconds
@@ -53,10 +53,10 @@ def step_of(built: trainer.Trainer, batch: int) -> tuple[Callable[[], PyTree], f
 def measure(
     calls: Mapping[str, Callable[[], PyTree]], trials: int, repeats: int
 ) -> dict[str, list[float]]:
-    """Times several calls in turn, so that what else the machine does meets all of them.
+    """Times several calls in turn, so that other load of the machine meets all of them.
 
-    Each of `trials` rounds calls everything `repeats` times in a row and notes the mean seconds. A
-    first, untimed round warms up.
+    Each of `trials` rounds calls every function `repeats` times in a row and records the mean
+    seconds. A first round, without a clock, warms up.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for trial in range(trials + 1):
@@ -69,11 +69,11 @@ def measure(
     return seconds
 
 
-def keep(path: Path, facts: JsonMapping) -> None:
-    """Writes a measurement as JSON, with what it was made on."""
+def keep(path: Path, results: JsonMapping) -> None:
+    """Writes results as JSON, with their device and the versions of libraries."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    where = {"device": devices.name(), "num_devices": jax.device_count()}
-    files.write_json(path, {**where, "versions": provenance.versions(), **facts})
+    hardware = {"device": devices.name(), "num_devices": jax.device_count()}
+    files.write_json(path, {**hardware, "versions": provenance.versions(), **results})
 
 
 def summarize(seconds: list[float], compile_seconds: float) -> Timing:
@@ -82,12 +82,13 @@ def summarize(seconds: list[float], compile_seconds: float) -> Timing:
     return Timing(median, low, high, compile_seconds)
 
 
-def summarize_cold(facts: Sequence[JsonObject]) -> JsonObject:
-    """Median and quartiles of the seconds, and medians of what XLA does, of a case's rounds.
+def summarize_cold(rounds: Sequence[JsonObject]) -> JsonObject:
+    """Median and quartiles of a case's seconds, and medians of XLA's counts and seconds.
 
-    `changes` are the seconds to the first step of another value of a number, with what is built.
+    `changes` has, for each number, the seconds to the first step with another value of it; they
+    include the time to build.
     """
-    observed = [x["phases"] for x in facts]
+    observed = [x["phases"] for x in rounds]
 
     def seconds(values: list[float]) -> JsonObject:
         median, low, high, _ = summarize(values, 0.0)
@@ -106,5 +107,5 @@ def summarize_cold(facts: Sequence[JsonObject]) -> JsonObject:
         for name in Numbers._fields
         if name in phases
     }
-    first = seconds([x["seconds_to_first_step"] for x in facts])
+    first = seconds([x["seconds_to_first_step"] for x in rounds])
     return {"to_first_step": first, "changes": changes, "phases": phases}

@@ -1,8 +1,8 @@
-"""Puts tables into the pages that show them, between `<!-- NAME -->` and `<!-- end -->`.
+"""Puts tables into pages, between `<!-- NAME -->` and `<!-- end -->`.
 
 python -m scripts.lib.pages
 
-writes those whose name is the path of a file, as commands leave it beside their results.
+The command fills the places whose NAME is a file, with the text that is in this file now.
 """
 
 import re
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def filled(page: Path, root: Path) -> str:
-    """A page with the tables that files under `root` have now."""
+    """A page with the current tables of the files under `root`."""
     text = page.read_text(encoding="utf-8")
     names = FILE.findall(text)
     return fill(text, {name: (root / name).read_text(encoding="utf-8") for name in names})

@@ -1,4 +1,4 @@
-"""A hook of `mkdocs`: a picture from `benchmarks/`, the notebook as a page, formulas as MathML."""
+"""A hook of `mkdocs` that adds a figure and the notebook, and turns formulas into MathML."""
 
 import html
 import json
@@ -24,7 +24,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def as_markdown(notebook: Any) -> str:
-    """A notebook's text, code, and what its cells printed and drew."""
+    """A notebook's text and code, with the output and the figures of its cells."""
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -39,14 +39,14 @@ def as_markdown(notebook: Any) -> str:
 
 
 def on_page_markdown(markdown: str, **unused: Any) -> str:
-    """Points to them where they are on the site; a folder itself is named, not linked."""
+    """Points links to the places on the site; a link to a folder becomes its name."""
     markdown = re.sub(r"\[(\w+/)\]\((?:\.\./)?\w+\)", r"`\1`", markdown)
     markdown = markdown.replace(f"({NOTEBOOK}.ipynb)", f"({NOTEBOOK}.md)")
     return markdown.replace("](../benchmarks/", "](benchmarks/")
 
 
 def on_post_page(output: str, **unused: Any) -> str:
-    """Turns LaTeX into MathML, which browsers draw by themselves: nothing is fetched."""
+    """Turns LaTeX into MathML, which browsers draw without fetching a script."""
     from latex2mathml.converter import convert
 
     def mathml(match: re.Match[str]) -> str:

@@ -1,1 +1,1 @@
-"""What reproduces the paper and the pages, each as `python -m scripts.paper.NAME`."""
+"""Scripts that reproduce the paper and the pages: `python -m scripts.paper.NAME`."""

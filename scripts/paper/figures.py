@@ -1,10 +1,10 @@
-"""The paper's figures 2 and 4 to 6, each from runs that this command makes or finds in its workdir.
+"""The paper's figures 2 and 4 to 6. Runs that the workdir lacks are trained first.
 
 python -m scripts.paper.figures --figure=2 --workdir=runs/figures --out=docs/figures \
   --config=configs/cifar10_small.py --config.dataset.source=parquet --config.dataset.path=FOLDER
 
-Figures 5 and 6 are of the weights before and after that training. All of them read private data and
-are NOT PRIVATE. Figure 3 is scripts.benchmarks.depth's.
+Figures 5 and 6 show the weights before and after training. All figures read private data and are
+NOT PRIVATE. Figure 3 is drawn by scripts.benchmarks.depth.
 """
 
 import functools
@@ -28,13 +28,13 @@ _OUT = flags.DEFINE_string("out", "docs/figures", "folder for the pictures and t
 _METHODS = flags.DEFINE_list(
     "methods",
     "dp_sgd,dp_sat:0.086,bam_sam:0.01,bam_sam:0.02,bam_sam:0.05,bam_sam:0.1,bam_exact:0.02",
-    "what is trained and shown, METHOD or METHOD:STRENGTH",
+    "methods to train and draw, METHOD or METHOD:STRENGTH",
 )
 console.require("figure", "workdir")
 
-SMALLEST, LARGEST = 64, 4096  # batches of figures 5 and 6, of as many examples as the largest
+SMALLEST, LARGEST = 64, 4096  # batch sizes of figures 5 and 6; all use LARGEST examples
 STAGES = {"start": "before the first step", "end": "after the last step"}
-# ‖bias‖ is never shown without the quantities that say what it is made of.
+# Drawn together, because ‖bias‖ alone does not show its causes.
 BIAS = {
     "bias_norm": "clipping bias ‖ĝ_clip − ĝ‖",
     "gradient_norm": "gradient ‖ĝ‖",
@@ -46,7 +46,7 @@ Points = tuple[Sequence[float], np.ndarray]
 
 
 def main() -> None:
-    """Runs what the figure needs, then writes its picture and its numbers."""
+    """Trains the missing runs of a figure, then writes its picture and its numbers."""
     with console.one_line_errors():
         path = Path(_OUT.value) / f"figure{_FIGURE.value}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,13 +54,13 @@ def main() -> None:
         trained = many_runs.run_missing({s.slug: s.configs for s in series})
         if any(len(trained[s.slug]) < len(s.configs) for s in series):
             return
-        drawn = [s._replace(rows=_rows(s, trained[s.slug])) for s in series]
-        FIGURES[str(_FIGURE.value)](drawn, path)
+        finished = [s._replace(rows=_rows(s, trained[s.slug])) for s in series]
+        FIGURES[str(_FIGURE.value)](finished, path)
     print(f"{path}.png and .csv")
 
 
 class Series(NamedTuple):
-    """Runs that differ by their seed alone."""
+    """Runs that differ only in their seed."""
 
     slug: str  # the folder of the runs
     method: JsonObject
@@ -69,12 +69,12 @@ class Series(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What legends and tables call it."""
+        """Its name in legends and tables."""
         return methods.full_label(self.method)
 
 
 def _series(name: str) -> Series:
-    """What `--methods` names, METHOD or METHOD:STRENGTH."""
+    """The series of METHOD or METHOD:STRENGTH, as `--methods` names it."""
     config = many_runs.method_config(name)
     if not config.diagnostics.every:
         config.diagnostics.every = 10
@@ -86,15 +86,15 @@ def _series(name: str) -> Series:
 def _rows(series: Series, trained: Mapping[int, runs.FinishedRun]) -> list[list[JsonObject]]:
     """Metrics rows, one list per seed, with `cosine_others`.
 
-    ĝ contains g_i/n, so that even unrelated gradients of one norm have a mean cosine of 1/√n with
-    it. `cosine_others` is mean_i ⟨g_i/‖g_i‖, ĝ − g_i/n⟩/‖ĝ‖, which is 0 for those on average.
+    ĝ contains g_i/n, so even unrelated gradients of one norm have a mean cosine of 1/√n with it.
+    `cosine_others` is mean_i ⟨g_i/‖g_i‖, ĝ − g_i/n⟩/‖ĝ‖, which is 0 on average for unrelated ones.
     """
     for config in series.configs.values():
         for row in trained[config.seed].rows:
             if row.get("not_private/cosine_examples") is not None:
                 n = config.diagnostics.num_examples
-                own = row["not_private/plain/mean_norm"] / row["not_private/plain/gradient_norm"]
-                row["not_private/cosine_others"] = row["not_private/cosine_examples"] - own / n
+                share = row["not_private/plain/mean_norm"] / row["not_private/plain/gradient_norm"]
+                row["not_private/cosine_others"] = row["not_private/cosine_examples"] - share / n
     return [trained[config.seed].rows for config in series.configs.values()]
 
 
@@ -102,7 +102,7 @@ class Picture:
     """Panels, and the numbers of the CSV file beside them."""
 
     def __init__(self, series: Sequence[Series]) -> None:
-        """`series` are all whose lines have a style."""
+        """Gives each of `series` a style."""
         self.series = series
         self.styles = plot.styles([s.method for s in series])
         self.panels: list[plot.Panel] = []
@@ -131,7 +131,7 @@ class Picture:
 
 
 def bias_over_training(series: Sequence[Series], path: Path) -> None:
-    """Figure 2: bias over training, with what it is made of."""
+    """Figure 2: bias over training, with the quantities of `BIAS`."""
     picture = Picture(series)
     for quantity, heading in BIAS.items():
         points = {s.label: plot.over_seeds(s.rows, f"not_private/{quantity}") for s in series}
@@ -158,18 +158,18 @@ def ascent_over_training(series: Sequence[Series], path: Path) -> None:
 
 def bias_by_batch_size(series: Sequence[Series], path: Path, quantities: Sequence[str]) -> None:
     """Figures 5 and 6: quantities at one θ against the batch size."""
-    picture, measured = Picture(series), {s.label: _by_batch_size(s) for s in series}
+    picture, results = Picture(series), {s.label: _by_batch_size(s) for s in series}
     for stage, when in STAGES.items():
         for quantity in quantities:
             points: dict[str, Points] = {}
-            for label, per_seed in measured.items():
+            for label, per_seed in results.items():
                 sizes = [int(size) for size in per_seed[0][stage]]
                 values = [[run[stage][str(n)][quantity] for n in sizes] for run in per_seed]
                 points[label] = sizes, np.array(values)
             heading = f"{BIAS[quantity]}\n{when}"
             picture.panel(f"{quantity} {stage}", heading, "batch size", points)
-    what = "Direction kept" if quantities == ["cosine"] else "Clipping bias"
-    picture.write(path, f"{what} against the batch size")
+    title = "Direction kept" if quantities == ["cosine"] else "Clipping bias"
+    picture.write(path, f"{title} against the batch size")
 
 
 def _by_batch_size(series: Series) -> list[JsonObject]:

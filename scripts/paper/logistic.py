@@ -1,4 +1,4 @@
-"""Accuracy against ε of private logistic regression: clipping gradients against clipping inputs.
+"""Private logistic regression, accuracy against ε: clipped gradients and clipped inputs compared.
 
 python -m scripts.paper.logistic --workdir=runs/logistic --out=docs/results/logistic
 """
@@ -22,7 +22,7 @@ _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .p
 _EPSILONS = flags.DEFINE_list("epsilons", "0.1,0.2,0.5,1,2,5,10", "privacy budgets")
 console.require("workdir", "out")
 
-# What is clipped -> the method whose line it is drawn with.
+# Clipped quantity -> the method whose line style draws it.
 CLIPPINGS = {"gradients": "dp_sgd", "inputs": "bam_sam"}
 
 

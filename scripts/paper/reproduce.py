@@ -1,4 +1,4 @@
-"""The paper's Table 1: trains what is missing, and sets our accuracies beside the paper's.
+"""The paper's Table 1: trains the missing runs and compares our accuracies with the paper's.
 
 python -m scripts.paper.reproduce --table=1 --datasets=cifar10 --seeds=5 --workdir=runs/table1
 """
@@ -25,12 +25,12 @@ _DATASETS = flags.DEFINE_list(
     "datasets", "cifar10,cifar100,imagenet32", "names of config files in configs/"
 )
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam", "methods to run")
-_EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; empty: those of the paper's table")
+_EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; '': those of the paper's table")
 console.require("workdir")
 console.ensure(
     ("datasets", "methods"),
     lambda datasets, methods: datasets and "dp_sgd" in methods,
-    "--datasets and --methods must not be empty, and methods have dp_sgd",
+    "--datasets must not be empty, and --methods must contain dp_sgd",
 )
 
 # data -> ε -> method -> test accuracy in %: mean and SD of 3 seeds (ImageNet32: one run).
@@ -59,7 +59,7 @@ COLUMNS: tables.Columns = {
 
 
 def main() -> None:
-    """Trains what is missing until it is done or time is up, then writes table and figures."""
+    """Trains the missing runs until the time is up, then writes table and figures."""
     with console.one_line_errors():
         cells = {
             f"{name} {method} ε={epsilon:g}": (name, method, epsilon)
@@ -73,7 +73,7 @@ def main() -> None:
             name, _, epsilon = cells[label]
             return f"{name} dp_sgd ε={epsilon:g}"
 
-        def facts(label: str, runs: Sequence[FinishedRun]) -> dict[str, Any]:
+        def columns(label: str, runs: Sequence[FinishedRun]) -> dict[str, Any]:
             name, method, epsilon = cells[label]
             paper = PAPER.get(groups[label].dataset.name, {}).get(epsilon, {})
             ours, theirs = paper.get(method), paper.get("dp_sgd")
@@ -81,7 +81,7 @@ def main() -> None:
             return {"name": name, "target_epsilon": epsilon, "paper": ours, "paper_gain": gain}
 
         workdir = Path(flags.FLAGS.workdir)
-        rows, _ = many_runs.carry_out(Study(groups, baseline, COLUMNS, facts), workdir / "table1")
+        rows, _ = many_runs.carry_out(Study(groups, baseline, COLUMNS, columns), workdir / "table1")
         for name in _DATASETS.value:
             draw([row for row in rows if row["name"] == name], workdir / f"{name}.png")
 
@@ -130,7 +130,7 @@ def _config(name: str, method: str, epsilon: float) -> ConfigDict:
     if not path.is_file():
         raise InputError(f"--datasets: no config {path}")
     fixed = {"epsilon", "dataset.name", "dataset.holdout"}
-    # One folder cannot hold several data sets, though a reader might take one for another.
+    # One folder cannot hold several data sets, and a reader may take one data set for another.
     fixed |= {"dataset.path"} if len(_DATASETS.value) > 1 else set()
     config = many_runs.method_config(method, fixed, str(path))
     config.epsilon = epsilon
