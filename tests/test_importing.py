@@ -148,7 +148,7 @@ def test_a_table_names_files_labels_and_users_who_are_on_one_side(folder, tmp_pa
 @pytest.mark.parametrize(
     ("rows", "columns", "message"),
     [
-        (["disc/0.png,disc,p,", "disc/0.png,square,p,"], COLUMNS, "is there 2 times"),
+        (["disc/0.png,disc,p,", "disc/0.png,square,p,"], COLUMNS, "occurs again as row 2"),
         (["disc/77.png,disc,p,"], COLUMNS, "row 2: no file disc/77.png"),
         (["../table.csv,disc,p,"], COLUMNS, "row 2: no file"),
         (["disc/0.png,,p,"], COLUMNS, "row 2 lacks a value"),
