@@ -43,7 +43,7 @@ def make(
             mean, projection = directions(pixels, filters, rounds, np.random.default_rng(seed + 1))
             named |= {f"{channels}/{part}/mean": mean, f"{channels}/{part}/projection": projection}
         for part in PARTS:
-            answers = np.asarray(jax.jit(functools.partial(raw, part=part, named=named))(images))
+            answers = np.asarray(jax.jit(functools.partial(raw, part=part, weights=named))(images))
             named[f"{channels}/{part}/centre"], named[f"{channels}/{part}/matrix"] = whitening(
                 answers, RIDGES[part]
             )

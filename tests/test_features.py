@@ -253,13 +253,13 @@ def test_kept_rows_that_differ_in_more_than_a_rounding_are_computed_again(tmp_pa
     for by, again in ((1.0, False), (1.0, False), (1.0002, False), (1.005, True)):
         scale["by"], said[:] = by, []
         extraction.extract(data, map_, {"name": "own"}, tmp_path, said.append)
-        assert any("is not what the map makes" in x for x in said) == again, by
+        assert any("has other features than this map" in x for x in said) == again, by
 
 
 def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
     images = datasets.load("digits").test.images[:20]
     computed = lambda x: extraction.to_features(lambda pixels: pixels, x)  # noqa: E731
-    extraction.kept_or_computed(computed, images, {}, tmp_path, lambda line: None)
+    extraction.loaded_or_computed(computed, images, {}, tmp_path, lambda line: None)
     failures = iter([RuntimeError("out of memory")])
 
     def failing(x):
@@ -268,7 +268,7 @@ def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
         return computed(x)
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        extraction.kept_or_computed(failing, images, {}, tmp_path, lambda line: None)
+        extraction.loaded_or_computed(failing, images, {}, tmp_path, lambda line: None)
 
 
 def test_a_folder_that_cannot_be_written_loses_only_the_time(tmp_path):
@@ -379,7 +379,7 @@ def test_the_last_layer_of_a_backbone_is_trained_on_features_and_released(weight
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "resnet9"}, "a vision transformer or a ResNet, not 'resnet9'"),
+        ({"model": "resnet9"}, "model='resnet9' must be a vision transformer or a ResNet"),
         ({"model": "resnet18"}, "lacks"),
         ({"weights": ""}, "needs weights"),
         ({"size": 0}, "features.size is 0"),

@@ -340,7 +340,7 @@ def test_a_release_that_was_edited_is_refused(release, changes):
 
 def test_a_map_of_drawn_images_that_names_no_weights_is_refused(release):
     edit(release, features={"name": "prior"})
-    with pytest.raises(ValueError, match=r"other weights of features.name=prior: none named"):
+    with pytest.raises(ValueError, match=r"other weights of features.name=prior \(none named\)"):
         load.load(release)
 
 

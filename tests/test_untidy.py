@@ -66,12 +66,12 @@ FOLDERS = {
     "validation as test": (split("TRAIN") + split("Validation") + split("Testing"),
         {"validation": "test"}, "test:A 4, test:B 4, train:A 2, train:B 2", "put in the test"),
     "validation left": (split("training") + split("valid") + split("test"), {"validation": "leave"},
-        "test:A 2, test:B 2, train:A 2, train:B 2", "are left out"),
+        "test:A 2, test:B 2, train:A 2, train:B 2", "4 validation images left out"),
     "no test": (split("Train") + split("valid"), {}, "test:A 2, test:B 2, train:A 2, train:B 2",
         "put in the test split"),
-    "train alone": (split("train"), {}, "A 2, B 2", "no test split: .* by hash"),
+    "train alone": (split("train"), {}, "A 2, B 2", "no test split, so a hash chooses"),
     "test alone": (split("test") + split("val"), {}, "!no training images", ""),
-    "splits and classes": (TWO + split("Test"), {}, "!mixes split folders .Test. with others .A, B.", ""),
+    "splits and classes": (TWO + split("Test"), {}, "!mixes split folders .Test. with", ""),
     "splits and notes": (split("train") + split("test") + "docs/old/a.txt", {},
         "test:A 2, test:B 2, train:A 2, train:B 2", r"1 \.txt"),
     "splits of images": ("train/1.png train/2.png test/1.png", {}, "!no folder of a class .*"
@@ -255,20 +255,20 @@ TABLES = {
     "COCO, a category twice": ((".json", COCO.replace('"category_id": 2', '"category_id": 1')
         .replace('"image_id": 2', '"image_id": 1')), "!row 2 lacks a value of label", ""),
     "COCO, two categories": ((".json", COCO.replace('"image_id": 2', '"image_id": 1')),
-        "!annotation 2: image '1' is 'A' and 'B'; .*a column for each", ""),
+        "!annotation 2: image '1' has two labels, 'A' and 'B': .*a column for each", ""),
     "COCO, boxes": ((".json", COCO.replace('"id": 9', '"bbox": [1, 2, 3, 4]')),
         "!annotation 1 has a bbox: only labels of whole images", ""),
     "COCO, an empty outline": ((".json", COCO.replace('"id": 9', '"segmentation": []')),
         "test:B 1, train:A 1", ""),
     "COCO, two images of an id": ((".json", COCO.replace('"id": 2, "file"', '"id": 1, "file"')),
-        "!images 2 has no id, or that of another: '1'", ""),
+        "!images 2 has no id or a repeated one: '1'", ""),
     "COCO, categories of an id": ((".json", COCO.replace('"id": 2, "name"', '"id": 1, "name"')),
-        "!categories 2 has no id, or that of another: '1'", ""),
+        "!categories 2 has no id or a repeated one: '1'", ""),
     "COCO, no id": ((".json", COCO.replace('"id": 1, "file"', '"file"')), "!images 1 has no", ""),
     "COCO, no such category": ((".json", COCO.replace('"category_id": 2', '"category_id": 3')),
         "!annotation 2: no category has the id '3'", ""),
     "COCO, no such image": ((".json", COCO.replace('"image_id": 2', '"image_id": 7')),
-        "!no image has the id '7', which an annotation names", ""),
+        "!an annotation names image '7', but no image has this id", ""),
     "Parquet, NaN": ({"file": ["A/1.png", "B/1.png"], "label": [0, 1], "who": [7, None],
         "part": ["train", "test"]}, "!row 2 lacks a value of who", ""),
 }  # fmt: skip
@@ -413,21 +413,21 @@ def test_a_folder_of_test_images_has_its_own_place(tmp_path):
 @pytest.mark.parametrize(
     ("examples", "change", "message"),
     [
-        ([("A/1.png", "A", "p"), ("B/1.png", "B", "p")], {}, "there is one user alone"),
+        ([("A/1.png", "A", "p"), ("B/1.png", "B", "p")], {}, "there is only one user"),
         ([("A/1.png", "A", "", "train"), ("A/2.png", "A", "", "test")], {}, "have the label 'A'"),
         ([("A/1.png", "A", "", "train", 1), ("A/2.png", "C", "", "test", 2)], {},
-         "row 2: A/2.png: label 'C' is none of the classes"),
+         "row 2: A/2.png: label 'C' is not one of the classes"),
         ([("A/1.png", "A", "", "train"), ("A/2.png", "B", "", "train")], {}, "for the test split"),
-        ([("A/1.png", "A", "p"), ("A/2.png", "B", "")], {}, "A/2.png: has no user, others have"),
+        ([("A/1.png", "A", "p"), ("A/2.png", "B", "")], {}, "A/2.png has no user, but others have"),
         ([("A/1.png", "A", "p", "train"), ("A/2.png", "B", "p", "test")], {},
-         r"user 'p' has images in both splits: A/1.png \(train\) and A/2.png \(test\)"),
+         r"user 'p' has images in both splits, A/1.png \(train\) and A/2.png \(test\)"),
         ([("A/1.png", "x", "", "train", 5)], {"kind": "number"}, "row 5: .* not a finite number"),
         ([("A/1.png", "89,5", "", "train", 5)], {"kind": "number"}, "a finite number: write 89.5$"),
-        ([("A/1.png", "1,0,1", "", "", 5)], {"kind": "several"}, "row 5: .*ones, one for each$"),
+        ([("A/1.png", "1,0,1", "", "", 5)], {"kind": "several"}, "row 5: .* not a 0 or 1 for .*]$"),
         ([("A/1.png", "1", "", "", 5), ("A/2.png", "0,1", "", "", 6), ("B/1.png", "2", "", "", 7)],
-         {"kind": "several"}, r"row 5: .* each \(2 labels are wrong\)$"),
-        ([("A/1.png", "1,2", "", "", 5)], {"kind": "several"}, "row 5: .*ones, one for each$"),
-        ([("A/1.png", "A")], {"classes": ("A",)}, r"two classes are needed.*\['A'\]"),
+         {"kind": "several"}, r"row 5: .* \(2 labels are wrong\)$"),
+        ([("A/1.png", "1,2", "", "", 5)], {"kind": "several"}, "row 5: .* not a 0 or 1 for"),
+        ([("A/1.png", "A")], {"classes": ("A",)}, r"two or more classes .*not \['A'\]"),
     ],
 )  # fmt: skip
 def test_what_is_listed_is_checked_before_any_file_is_written(tmp_path, examples, change, message):
@@ -453,10 +453,10 @@ def test_what_cannot_be_read_is_left_out_by_its_name_or_refused(tmp_path, monkey
     manifest = importing.run(top, examples, tmp_path / "out", OPTIONS)
     why = {file: text.rpartition(": ")[2] for file, text in manifest["left_out"].items()}
     assert why == {
-        "test/A/3.png": "no file that can be read",
+        "test/A/3.png": "not a readable file",
         "train/A/\\udcff.png": "the name is not UTF-8",
-        "train/A/locked": "no file that can be read",
-        "train/B/3.png": "no file that can be read",
+        "train/A/locked": "not a readable file",
+        "train/B/3.png": "not a readable file",
     }
     assert manifest["num_examples"] == {"train": 4, "test": 4}
     strict = OPTIONS._replace(strict=True)
@@ -482,14 +482,14 @@ def test_pictures_in_two_places_are_counted_and_different_ones_are_not(tmp_path)
     twice = leaked(top, [one, ("B/copy.png", "B", "q", "test")])
     assert twice.count("(identical files)") == 3
     assert all(
-        f"NOT PRIVATE: 1 picture is {x} (identical files)" in twice
-        for x in ("both in training and in test", "of more than one user", "of more than one label")
+        f"NOT PRIVATE: 1 picture has copies {x} (identical files)" in twice
+        for x in ("in training and in test", "of several users", "with several labels")
     )
     alike = [one, ("B/like.jpg", "A", "q", "test"), ("A/2.png", "A", "r", "test")]
     assert leaked(top, alike) == ""
     assert leaked(top, alike, near=True).splitlines() == [
-        f"NOT PRIVATE: 1 picture is {x} (they look alike)"
-        for x in ("both in training and in test", "of more than one user")
+        f"NOT PRIVATE: 1 picture has copies {x} (they look alike)"
+        for x in ("in training and in test", "of several users")
     ]
     others = [("A/1.png", "A", "p", "train"), ("A/2.png", "A", "q", "test"), ("B/1.png", "B", "r")]
     assert leaked(top, others, near=True) == ""
@@ -501,8 +501,8 @@ def test_users_of_most_images_or_of_two_spellings_are_counted(tmp_path):
     top = tree(tmp_path, TWO)
     users = ["p"] * 30 + ["q", "Q ", "r"]
     lines = leaked(top, [("none.png", "A", x) for x in users])
-    assert "one user has 30 of 33 images" in lines and "group_size=1 keeps 4, 4 keeps 7" in lines
-    assert "users that differ from another in case or spaces alone: 1" in lines
+    assert "one user has 30 of 33 images" in lines and "keeps 4 images for K=1, 7 images" in lines
+    assert "1 user spelled like another but for case or spaces" in lines
     assert leaked(top, [("none.png", "A", x) for x in "pqrs"]) == ""
 
 

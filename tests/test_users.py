@@ -495,7 +495,7 @@ def test_a_column_or_an_import_with_a_row_of_nobody_is_refused(nobody, tmp_path)
         listing.Example(f"{i}.png", "AB"[i % 2], x) for i, x in enumerate([nobody, *"abcdef"])
     ]
     options = importing.Options(Preprocessing((8, 8), 1), ("A", "B"), 0.5, strict=False)
-    with pytest.raises(ValueError, match=r"0\.png: has no user.*, others have"):
+    with pytest.raises(ValueError, match=r"0\.png has no user.*, but others have"):
         importing.check(images, options)
     importing.check([x._replace(user=x.user or "g") for x in images[1:]], options)  # the control
 

@@ -420,7 +420,7 @@ def _divided(
         unused["for validation"] = num_left
     splits = {x.split for x in remaining}
     if splits == {"train"}:
-        log("there is no test split, so a share (--test) of the training images becomes one")
+        log("there is no test split, so a hash chooses a share (--test) of the images for it")
         return [x._replace(split="") for x in remaining]
     if not splits & {"train", ""}:
         raise DataError(f"{source}: no training images, but {files.listed(sorted(images))}")
