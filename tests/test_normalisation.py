@@ -149,7 +149,7 @@ def test_numbers_that_cannot_be_are_one_line_that_names_the_key(given, message, 
         ({CONFIG: "{"}, f"{CONFIG} is damaged: not JSON"),
         ({HF: {"do_normalize": True}}, f"{HF}: mean is None"),
         ({HF: TRANSFORMERS | {"rescale_factor": 0}}, f"{HF}: rescale_factor is 0"),
-        ({HF: TRANSFORMERS | {"resample": [4]}}, rf"{HF}: interpolation \[4\] is none of"),
+        ({HF: TRANSFORMERS | {"resample": [4]}}, rf"{HF}: interpolation \[4\] is not one of"),
         ({HF: TRANSFORMERS | {"size": {"height": "x"}}}, f"{HF}: size is .*pixels"),
     ],
 )

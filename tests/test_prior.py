@@ -79,7 +79,7 @@ def test_other_images_are_refused_in_a_line(few, shape):
 
 
 def test_whole_numbers_that_are_no_bytes_are_refused():
-    with pytest.raises(DataError, match=r"uint8 pixels, or float ones in \[0, 1\], not int32"):
+    with pytest.raises(DataError, match=r"uint8 pixels or floats in \[0, 1\], not int32"):
         to_features(lambda x: x, np.zeros((1, 32, 32, 1), np.int32))
 
 

@@ -376,7 +376,11 @@ def test_a_dry_run_prints_its_plan_before_it_maps_or_times(at_once, capsys):
         return number
 
     order = ("reading digits …", "planning …", "dp_sgd on digits", "compiling the feature map")
-    order += ("computing features of 1,437 images", "compiling and timing a step on cpu", "about 0 h 0 min")
+    order += (
+        "computing features of 1,437 images",
+        "compiling and timing a step on cpu",
+        "about 0 h 0 min",
+    )
     assert list(map(place, order)) == sorted(map(place, order))
 
 

@@ -151,7 +151,7 @@ def loaded_or_computed(
         if fits and stored_program == program and _is_close(stored[probed], expected):
             return stored
         log(f"{file} has other features than this map: computing them again")
-    log(f"features of {files.counted(len(images), 'image')}: computed once, then in {folder}")
+    log(f"features of {files.counted(len(images), 'image')}, computed once and kept in {folder}")
     features = _all_rows(computed, images, log)
     try:
         make_folder(folder)
