@@ -241,7 +241,7 @@ def test_what_mixes_examples_or_is_no_network_is_refused():
     drawing = Nnx(nnx.Rngs(0), nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
     refused("needs random numbers", bam.as_functions, drawing, (4,))
     for wrong in (7, (len,), lambda x: x):
-        refused("is a Flax Linen or NNX module or a pair", bam.as_functions, wrong, (4,))
+        refused("must be a Flax Linen or NNX module or a pair", bam.as_functions, wrong, (4,))
     own = Nnx(nnx.Rngs(0))
     refused("LoRA needs a Flax Linen module", bam.as_functions, own, (4,), lora_rank=1)
 

@@ -60,7 +60,7 @@ def run(
     out: Path,
     options: Options,
     num_workers: int = 1,
-    on_shard: Callable[[int, int], None] = lambda done, num: None,
+    on_shard: Callable[[int, int], None] = lambda num_written, num: None,
     on_checked: Callable[[], None] = lambda: None,
 ) -> JsonObject:
     """Writes `train-….parquet`, `test-….parquet` and then `manifest.json`, which it returns.
