@@ -514,7 +514,7 @@ def test_grey_images_survive_preparation(tmp_path):
 
 def test_tfds_without_a_path_reads_its_own_default_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    fails("cifar10 is not prepared here; without tensorflow-datasets, fetch", "cifar10", "", "")
+    fails("cifar10 is not prepared here; without tensorflow-datasets, download", "cifar10", "", "")
 
 
 def test_damaged_prepared_files_are_refused(tmp_path):

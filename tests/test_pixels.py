@@ -571,7 +571,7 @@ def test_a_record_of_preprocessing_comes_back_from_its_json(record):
     ("change", "message"),
     [
         ({"size": 8}, "has no len"),
-        ({"size": [8, 3]}, r"size \(8, 3\): height and width must be from 4 to 4096"),
+        ({"size": [8, 3]}, r"size \(8, 3\) must be a height and a width from 4 to 4096"),
         ({"size": [8, 8, 8]}, "a height and a width"),
         ({"size": [8.0, 8]}, "a height and a width"),
         ({"channels": 2}, "2 channels"),

@@ -401,7 +401,7 @@ def test_a_data_set_of_ones_own_brings_its_ids_and_features_keep_them():
     np.testing.assert_array_equal(changed.labels, plain.labels)
     expected = (plain.images[..., ::-1, :] / 255).astype(np.float16)
     np.testing.assert_allclose(changed.images, expected, atol=1e-3)
-    with pytest.raises(ValueError, match=r"set dataset\.group_size"):
+    with pytest.raises(ValueError, match=r"add --config\.dataset\.group_size=K"):
         trainer.build(config_of(size=0, **own))
     with pytest.raises(ValueError, match="already has user ids"):
         trainer.build(config_of(size=3, **own, **{"dataset.groups": "ids.npy"}))
@@ -445,10 +445,10 @@ def test_more_examples_of_each_user_than_the_memory_holds_are_refused():
     "ids", [IDS[:-1], IDS.astype(float), IDS > 5, IDS[:, None], np.array(["a"] * 12)]
 )
 def test_ids_that_are_no_integer_for_each_row_are_refused(ids, tmp_path):
-    with pytest.raises(ValueError, match="expected an integer for each of the 12"):
+    with pytest.raises(ValueError, match="expected 12 integers, one for each training"):
         datasets.check(IMAGES._replace(users=ids))
     np.save(tmp_path / "ids.npy", ids)
-    with pytest.raises(ValueError, match="expected an integer for each of the 12"):
+    with pytest.raises(ValueError, match="expected 12 integers, one for each training"):
         users.with_ids(IMAGES, str(tmp_path / "ids.npy"), None)
 
 

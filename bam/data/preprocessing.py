@@ -73,7 +73,7 @@ class Preprocessing(NamedTuple):
     def check(self) -> None:
         """DataError for an impossible size, number of channels, window, background or target."""
         if len(self.size) != 2 or not all(type(x) is int and x in SIDES for x in self.size):
-            raise DataError(f"size {self.size}: height and width must be from 4 to {SIDES[-1]}")
+            raise DataError(f"size {self.size} must be a height and a width from 4 to {SIDES[-1]}")
         if type(self.channels) is not int or self.channels not in (1, 3):
             raise DataError(f"channels must be 1 (grey) or 3 (colour), got {self.channels}")
         ends = (0, 1) if self.window is None else self.window
