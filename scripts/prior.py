@@ -47,7 +47,9 @@ def make(
                 f"{channels}/{part}/projection": projection,
             }
         for part in PARTS:
-            answers = np.asarray(jax.jit(functools.partial(raw, part=part, named=weights))(images))
+            answers = np.asarray(
+                jax.jit(functools.partial(raw, part=part, weights=weights))(images)
+            )
             weights[f"{channels}/{part}/centre"], weights[f"{channels}/{part}/matrix"] = whitening(
                 answers, RIDGES[part]
             )

@@ -113,8 +113,8 @@ def test_a_step_sees_views_and_mixtures_of_each_example_alone():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"augment.mixtures": -1}, "augment.mixtures are of 2 views or more"),
-        ({"augment.views": 1}, "augment.mixtures are of 2 views or more"),
+        ({"augment.mixtures": -1}, "augment.mixtures need augment.views of at least 2"),
+        ({"augment.views": 1}, "augment.mixtures need augment.views of at least 2"),
         ({"dataset.groups": "x.npy", "dataset.group_size": 2}, "mixes the views of an example"),
     ],
 )

@@ -81,7 +81,7 @@ def test_weights_of_another_width_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"head/bias float32\[7\], not float32\[5\]"):
         finetune.load(str(file), "", like)
     found = finetune.load(str(file), "head", like)
-    assert {*found.named} == {"class_token"}
+    assert {*found.arrays} == {"class_token"}
 
 
 def weights_of(name):
@@ -117,7 +117,7 @@ def test_a_vision_transformer_begins_from_weights_of_another_size(tmp_path):
     (tmp_path / "w.safetensors").write_bytes(safetensors.numpy.save(weights))
     functions = models.as_functions(model, (64, 64, 3))
     like = jax.eval_shape(functions.init, jax.random.key(0))
-    named = finetune.load(str(tmp_path / "w.safetensors"), "", like, (64, 64, 3)).named
+    named = finetune.load(str(tmp_path / "w.safetensors"), "", like, (64, 64, 3)).arrays
     np.testing.assert_allclose(named["position"], weights["pos_embed"][:, :17], atol=1e-6)
 
 
@@ -239,11 +239,11 @@ def test_what_mixes_examples_or_is_no_network_is_refused():
     mixing = Nnx(nnx.Rngs(0), nnx.BatchNorm(6, rngs=nnx.Rngs(0)))
     refused("BatchNorm mixes the examples", bam.as_functions, mixing, (4,))
     drawing = Nnx(nnx.Rngs(0), nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
-    refused("draws random numbers", bam.as_functions, drawing, (4,))
+    refused("needs random numbers", bam.as_functions, drawing, (4,))
     for wrong in (7, (len,), lambda x: x):
-        refused("is a Flax Linen or NNX module or a pair", bam.as_functions, wrong, (4,))
+        refused("must be a Flax Linen or NNX module or a pair", bam.as_functions, wrong, (4,))
     own = Nnx(nnx.Rngs(0))
-    refused("lora is for Flax Linen modules", bam.as_functions, own, (4,), lora_rank=1)
+    refused("LoRA needs a Flax Linen module", bam.as_functions, own, (4,), lora_rank=1)
 
 
 def test_a_private_gradient_of_a_vision_transformer_is_that_of_its_examples():

@@ -325,7 +325,7 @@ def test_a_stratified_import_has_so_many_test_images_of_each_class(tmp_path, mon
             tmp_path / "top" / ("ill" if number < 5 else "well") / f"{number}.png", "good", number
         )
     plain = run_command("bam", "data", "import", "top", "--out=a", "--size=8", "--test=0.02")
-    assert "--stratify=1 takes so many of each class" in plain.stdout
+    assert "--stratify=1 takes 1 of each class" in plain.stdout
     done = run_command("bam", "data", "import", "top", "--out=b", "--size=8", "--stratify=3")
     assert done.returncode == 0, done.stderr
     shown = run_command("bam", "data", "show", "b").stdout
@@ -353,7 +353,7 @@ def test_labels_are_mapped_to_others(tmp_path, monkeypatch):
     (tmp_path / "top" / "t.csv").write_text("\n".join(rows))
     base = ("bam", "data", "import", "top", "--out=out", "--size=8", "--labels=t.csv")
     plain = run_command(*base, "--label_column=a,b")
-    assert plain.returncode == 2 and "; --map=yes:1,no:0 makes them of others" in plain.stderr
+    assert plain.returncode == 2 and "; --map=yes:1,no:0 converts other words" in plain.stderr
     done = run_command(*base, "--label_column=a,b", "--map=ja:1,nein:0,vielleicht:0")
     assert done.returncode == 0, done.stderr
     assert "--map=vielleicht:0: no image has the label vielleicht (NOT PRIVATE)" in done.stdout
@@ -375,7 +375,7 @@ def test_a_target_is_learned_in_its_scale_and_predicted_in_its_units(tmp_path, m
     (tmp_path / "t.csv").write_text("\n".join(rows))
     base = ("bam", "data", "import", "top", "--size=8", "--labels=t.csv", "--label_column=kg")
     plain = run_command(*base, "--out=plain", "--number")
-    assert "give --target_offset and --target_scale" in plain.stdout
+    assert "add --target_offset and --target_scale" in plain.stdout
     scaled = ("--target_offset=70", "--target_scale=0.5")
     done = run_command(*base, "--out=out", "--number", *scaled)
     assert done.returncode == 0 and "labels reach" not in done.stdout, done.stderr

@@ -111,7 +111,7 @@ def tiny(name, **changes):
         ("method", "numpy:ndim", "returns a int, without ascend, grad"),
         ("method", "builtins:id", "is from Python's standard library"),
         ("optimizer", "tests.cases:nothing", "returns a NoneType, without init, update"),
-        ("model", "tests.cases:nothing", "a network is a Flax Linen or NNX module"),
+        ("model", "tests.cases:nothing", "a network must be a Flax Linen or NNX module"),
         ("model", "tests.cases:three_logits", r"logits \(1, 3\) of 1 inputs: one row of 10"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_part_that_cannot_be_is_one_line(section, name, message):
     ("kind", "message"),
     [
         ("integer", r"has a parameter int32\[64, 10\] at .*: float32 or bfloat16 is needed"),
-        ("two outputs", "a network returns one array, not a tuple"),
+        ("two outputs", "a network must return one array, not a tuple"),
     ],
 )
 def test_a_network_that_no_release_could_hold_is_refused_before_epsilon_is_spent(

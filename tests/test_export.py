@@ -444,7 +444,7 @@ def test_a_stranger_s_weights_are_checked(release, tmp_path):
         ("weights", {"bias": 1.0, "bias/x": 1.0, "weight": 1.0}, "are not those of the model"),
         ("weights", {"": 1.0}, "are not those of the model it describes"),
         ("weights", np.zeros(2**19, np.float32), "2,097,[0-9]+ bytes, at most 1,0"),
-        ("weights", b"<!doctype html>", "is no safetensors file but a web page"),
+        ("weights", b"<!doctype html>", "is not a safetensors file but a web page"),
     ],
 )
 def test_a_stranger_s_files_are_refused_in_one_line(release, tmp_path, name, content, message):

@@ -79,7 +79,7 @@ def test_a_stand_in_has_the_sizes_and_no_memory():
     assert blank.train.images.strides == (0, 0, 0, 0)
     assert blank.train.images.dtype == np.uint8
     datasets.check(blank)
-    with pytest.raises(datasets.DataError, match="the size of 'mine' is not known"):
+    with pytest.raises(datasets.DataError, match="the size of 'mine' is unknown"):
         datasets.stand_in("mine")
 
 

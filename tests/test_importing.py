@@ -78,7 +78,7 @@ def test_the_same_input_gives_the_same_bytes_and_a_stopped_import_goes_on(
     assert contents(tmp_path / "two") == expected
     for name in (importing.MANIFEST, sorted(expected)[-1]):  # as if it had been killed
         (tmp_path / "two" / name).unlink()
-    with pytest.raises(DataError, match="no manifest"):
+    with pytest.raises(DataError, match=r"has no manifest\.json: run bam data import"):
         importing.read_manifest(tmp_path / "two")
     made(folder, tmp_path / "two")
     assert contents(tmp_path / "two") == expected
@@ -148,7 +148,7 @@ def test_a_table_names_files_labels_and_users_who_are_on_one_side(folder, tmp_pa
 @pytest.mark.parametrize(
     ("rows", "columns", "message"),
     [
-        (["disc/0.png,disc,p,", "disc/0.png,square,p,"], COLUMNS, "is there 2 times"),
+        (["disc/0.png,disc,p,", "disc/0.png,square,p,"], COLUMNS, "occurs again as row 2"),
         (["disc/77.png,disc,p,"], COLUMNS, "row 2: no file disc/77.png"),
         (["../table.csv,disc,p,"], COLUMNS, "row 2: no file"),
         (["disc/0.png,,p,"], COLUMNS, "row 2 lacks a value"),
@@ -171,7 +171,7 @@ def test_folders_and_labels_that_cannot_be_are_one_line_and_nothing_is_written(f
             file.unlink()
         (folder / name).rmdir()
     refused("no such folder", listing.in_class_folders, folder / "x", kind=DataError)
-    with pytest.raises(DataError, match=r"label 'square' is none of the classes"):
+    with pytest.raises(DataError, match=r"label 'square' is not one of the classes"):
         made(folder, tmp_path / "out", OPTIONS._replace(classes=("disc", "cross")))
     assert not (tmp_path / "out").exists()
     out = tmp_path / "all"

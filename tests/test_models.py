@@ -306,18 +306,18 @@ def as_functions(name, num_classes, width, shape, **options):
     ("arguments", "options", "message"),
     [
         (("resnet152", 10, 16, ()), {}, "unknown model"),
-        (("linear", 0, 16, ()), {}, "at least one number"),
+        (("linear", 0, 16, ()), {}, "at least one output"),
         (("linear", 10, 1, ()), {"scale_norm": True}, "linear does not take"),
         (("resnet9", 10, 8, ()), {"weight_standardisation": "center"}, "weight_standardisation"),
         (("wide_resnet", 10, 1, (32, 32, 3)), {"depth": 17}, "6n"),
         (("deep_residual", 10, 1, (3,)), {"depth": 1}, "depth of at least 2"),
         (("resnet9", 10, 8, (28, 28, 1)), {}, "multiples of 16"),
-        (("resnet9", 10, 8, (32, 32, 3)), {"symmetries": 3}, "is 1, 2, 4 or 8 .* got 3 and 8"),
-        (("resnet9", 10, 12, (32, 32, 3)), {"symmetries": 8}, "divides model.width, got 8 and 12"),
+        (("resnet9", 10, 8, (32, 32, 3)), {"symmetries": 3}, "must be 1, 2, 4 or 8 .* got 3 and 8"),
+        (("resnet9", 10, 12, (32, 32, 3)), {"symmetries": 8}, "divide model.width, got 8 and 12"),
         (("convnet", 10, 8, (32, 32, 3)), {"symmetries": 2}, "convnet does not take"),
-        (("vit_ti16", 2, 1, (20, 20, 3)), {}, "multiples of it"),
+        (("vit_ti16", 2, 1, (20, 20, 3)), {}, "multiples of 16"),
         (("convnet", 10, 0, ()), {}, "width"),
-        (("convnet", 10, 8, (1, 30, 1)), {}, "leaves nothing of inputs of shape"),
+        (("convnet", 10, 8, (1, 30, 1)), {}, "inputs of shape .* to nothing"),
     ],
 )
 def test_unknown_and_impossible_models_are_refused(arguments, options, message):

@@ -359,11 +359,11 @@ REFUSED = {
     "a header alone": ("dcm", bytes(128) + b"DICM" + bytes(40), "the DICOM file has no Photo"),
     "an empty file": ("png", b"", "cannot identify"),
     "objects": ("npy", array(np.array([{}])), "Python objects|Object arrays"),
-    "text": ("npy", array(np.array([["a"]])), "is no image"),
-    "one axis": ("npy", array(np.zeros(5)), "is no image"),
-    "two channels": ("npy", array(np.zeros((4, 6, 2))), "is no image"),
+    "text": ("npy", array(np.array([["a"]])), "is not an image"),
+    "one axis": ("npy", array(np.zeros(5)), "is not an image"),
+    "two channels": ("npy", array(np.zeros((4, 6, 2))), "is not an image"),
     "no pixels": ("npy", array(np.zeros((0, 6))), "0 × 6 pixels"),
-    "complex": ("npy", array(np.zeros((4, 6), complex)), "is no image"),
+    "complex": ("npy", array(np.zeros((4, 6), complex)), "is not an image"),
     "signed": ("npy", array(full(5, np.int16)), "is no window for signed"),
     "float": ("tif", saved(Image.fromarray(full(5, np.float32)), "TIFF"), "is no window for"),
     "a bomb of 1 bit": (
@@ -376,7 +376,7 @@ REFUSED = {
     "a deflated DICOM": (
         "dcm", dicom(full(5), syntax=uid.DeflatedExplicitVRLittleEndian), "a deflated DICOM file"),
     "DICOM of two frames": (
-        "dcm", dicom(full(5), NumberOfFrames=2), "2 frames; a DICOM file of one"),
+        "dcm", dicom(full(5), NumberOfFrames=2), "has 2 frames; only DICOM files with one"),
     "DICOM without pixels": ("dcm", dicom(full(5), Rows=9), "."),
     "no DICOM": ("dcm", b"nothing", "DICOM"),
     "NIfTI over time": ("nii", nifti(full(5, np.uint8, (4, 6, 2, 2))), r"shape \(4, 6, 2, 2\)"),
@@ -486,7 +486,7 @@ CODED = {  # of 64 × 64 pixels
     "lossless": b"\xff\xd8\xff\xc3\0\x0b\x08\0\x40\0\x40\x01\x01\x11\0" + bytes(20),
     "LS": b"\xff\xd8\xff\xf7\0\x0b\x08\0\x40\0\x40\x01\x01\x11\0" + bytes(20),
 }
-GDCM = "which nothing installed decodes; pip install python-gdcm, or save it uncompressed"
+GDCM = "which no installed package decodes; pip install python-gdcm, or save it uncompressed"
 COMPRESSED = {  # syntax, frame -> what is said of it
     "JPEG Lossless": (uid.JPEGLossless, CODED["lossless"], rf"4\.57\), {GDCM}"),
     "JPEG Lossless SV1": (uid.JPEGLosslessSV1, CODED["lossless"], rf"4\.70\), {GDCM}"),
@@ -571,11 +571,11 @@ def test_a_record_of_preprocessing_comes_back_from_its_json(record):
     ("change", "message"),
     [
         ({"size": 8}, "has no len"),
-        ({"size": [8, 3]}, r"size \(8, 3\): a height and a width from 4 to 4096"),
+        ({"size": [8, 3]}, r"size \(8, 3\) must be a height and a width from 4 to 4096"),
         ({"size": [8, 8, 8]}, "a height and a width"),
         ({"size": [8.0, 8]}, "a height and a width"),
-        ({"channels": 2}, "2 channels"),
-        ({"channels": True}, "True channels"),
+        ({"channels": 2}, "channels must be .*got 2"),
+        ({"channels": True}, "channels must be .*got True"),
         ({"window": [5, 5]}, "LOW < HIGH"),
         ({"window": [0, float("nan")]}, "two finite numbers"),
         ({"window": [0, float("inf")]}, "two finite numbers"),
@@ -606,7 +606,7 @@ def scans(folder, *values, kind=np.uint16):
         (
             [3000, 4000, 3500, 10],
             np.uint16,
-            "16 bits .*: 4, .* from 0 to 4,000 .NOT PRIVATE",
+            "4 files of 16 bits .* from 0 to 4,000 .NOT PRIVATE",
             "0,4095",
         ),
         ([255] * 4, np.uint16, "from 0 to 255 ", "0,255"),
@@ -615,7 +615,7 @@ def scans(folder, *values, kind=np.uint16):
         (
             [-900, 1800, 5, 5],
             np.int16,
-            "signed .*: 4, .* from -900 to 1,800 ",
+            "4 files of signed .* from -900 to 1,800 ",
             "-1024,2047",
         ),
         ([0.5, 0.1, 0.9, 0.75], np.float32, "from 0 to 0.8", "0,1"),

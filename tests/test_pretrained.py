@@ -202,8 +202,12 @@ def without(given, name):
 
 
 SPOILED = {
-    r"lacks Dense_0/bias: what is to begin afresh": lambda g: without(g, "Dense_0/bias"),
-    r"has old/gain, which the model has not": lambda g: g | {"old/gain": np.ones(2, np.float32)},
+    r"lacks Dense_0/bias: to initialise them at random add --config.init_fresh=": lambda g: without(
+        g, "Dense_0/bias"
+    ),
+    r"has parameters that the model lacks: old/gain": lambda g: (
+        g | {"old/gain": np.ones(2, np.float32)}
+    ),
     r"Dense_0/bias float32\[5\], not float32\[4\]": lambda g: (
         g | {"Dense_0/bias": np.ones(5, np.float32)}
     ),
@@ -225,7 +229,7 @@ def test_weights_that_do_not_fit_are_refused_in_one_line(message, given, tmp_pat
         like, spoil = dict.fromkeys("abcd", np.ones(2)), lambda g: {}
     else:
         path.write_bytes(safetensors.numpy.save(given))
-        assert set(finetune.load(str(path), "", like).named) == set(given)  # the control
+        assert set(finetune.load(str(path), "", like).arrays) == set(given)  # the control
     path.write_bytes(safetensors.numpy.save(spoil(given)))
     with pytest.raises(ValueError, match=message) as error:
         finetune.load(str(tmp_path), "", like)
@@ -245,7 +249,7 @@ def test_nothing_but_safetensors_is_read(tmp_path):
     np.savez(tmp_path / "weights.npz", a=np.ones(1))
     for content in (b"", b"junk" * 9, narrow, (tmp_path / "weights.npz").read_bytes()):
         file.write_bytes(content)
-        refused("no safetensors file", finetune.load, str(file), "", {"a": np.ones(1)})
+        refused("not a safetensors file", finetune.load, str(file), "", {"a": np.ones(1)})
     for content, message in (
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS"),
         (b"\n <!DOCTYPE html><html>", "a web page"),
@@ -253,12 +257,12 @@ def test_nothing_but_safetensors_is_read(tmp_path):
         (b"PK\x03\x04" + bytes(9), "a zip file"),
         (pickle.dumps({"a": 1}, 2), "a pickle"),
         (narrow, "NumPy's types: save its weights of F8_E4M3 as F32"),
-        (narrow[:-1], "damaged, cut short or no safetensors file: download it again"),
+        (narrow[:-1], "damaged, cut short or not a safetensors file: download it again"),
     ):
         file.write_bytes(content)
         refused(message, finetune.load, str(file), "", {"a": np.ones(1)})
     file.write_bytes(safetensors.numpy.save({"a": np.ones(1, np.float32)}))
-    assert finetune.load(str(file), "", {"a": np.ones(1, np.float32)}).named["a"] == 1
+    assert finetune.load(str(file), "", {"a": np.ones(1, np.float32)}).arrays["a"] == 1
 
 
 @pytest.mark.parametrize("kind", [jnp.bfloat16, np.float16])
@@ -269,11 +273,11 @@ def test_narrow_weights_are_read_as_float32(kind, tmp_path):
     text = json.dumps(header).encode()
     file = tmp_path / "w.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text + values.tobytes())
-    named = finetune.load(str(file), "", {"a": jax.ShapeDtypeStruct((2, 3), np.float32)}).named
+    named = finetune.load(str(file), "", {"a": jax.ShapeDtypeStruct((2, 3), np.float32)}).arrays
     assert named["a"].dtype == np.float32
     np.testing.assert_array_equal(named["a"], values.astype(np.float32))
     # Where a model is of that type, its weights stay so.
-    same = finetune.load(str(file), "", {"a": jax.ShapeDtypeStruct((2, 3), kind)}).named["a"]
+    same = finetune.load(str(file), "", {"a": jax.ShapeDtypeStruct((2, 3), kind)}).arrays["a"]
     assert same.dtype == kind
 
 
@@ -293,10 +297,10 @@ def test_a_header_of_any_length_is_one(length, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"trainable": "Conv"}, "trainable 'Conv' is found in no parameter's name: Dense_0/bias"),
+        ({"trainable": "Conv"}, "trainable=Conv matches no parameter of Dense_0/bias"),
         ({"trainable": "("}, r"'\(' is not a regular expression"),
-        ({"init_fresh": HEAD}, "init_fresh is for weights of a file"),
-        ({"init_fresh": "Conv", "init_from": "FILE"}, "init_fresh 'Conv' is found in no"),
+        ({"init_fresh": HEAD}, "init_fresh needs --config.init_from=FILE"),
+        ({"init_fresh": "Conv", "init_from": "FILE"}, "init_fresh=Conv matches no parameter of"),
         ({"init_from": "/nowhere/at/all"}, "No such file .*/nowhere/at/all"),
     ],
 )

@@ -337,7 +337,7 @@ PARTS = {
     [
         ({"model__name": "vit"}, "unknown model 'vit'"),
         ({"dataset__name": "svhn"}, "unknown data set 'svhn'"),
-        ({"dataset__source": "tfds"}, "no source 'tfds' of digits"),
+        ({"dataset__source": "tfds"}, "digits has no source 'tfds'"),
         ({"optimizer__name": "lion"}, "unknown optimizer 'lion'"),
         ({"method__name": "bam"}, "unknown method 'bam'"),
         ({"method__name": "bam_sam"}, "method bam_sam does not take"),

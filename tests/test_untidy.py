@@ -62,16 +62,16 @@ FOLDERS = {
     # name: (tree, arguments, what comes of it or "!" and the error, lines that are printed)
     "plain": (TWO, {}, "A 2, B 2", ""),
     "three splits": (split("train") + split("val") + split("test"), {},
-        "test:A 2, test:B 2, train:A 4, train:B 4", "4 validation images are put in the train"),
+        "test:A 2, test:B 2, train:A 4, train:B 4", "4 validation images put in the train"),
     "validation as test": (split("TRAIN") + split("Validation") + split("Testing"),
         {"validation": "test"}, "test:A 4, test:B 4, train:A 2, train:B 2", "put in the test"),
     "validation left": (split("training") + split("valid") + split("test"), {"validation": "leave"},
-        "test:A 2, test:B 2, train:A 2, train:B 2", "are left out"),
+        "test:A 2, test:B 2, train:A 2, train:B 2", "4 validation images left out"),
     "no test": (split("Train") + split("valid"), {}, "test:A 2, test:B 2, train:A 2, train:B 2",
         "put in the test split"),
-    "train alone": (split("train"), {}, "A 2, B 2", "no test split: .* by hash"),
+    "train alone": (split("train"), {}, "A 2, B 2", "no test split, so a hash chooses"),
     "test alone": (split("test") + split("val"), {}, "!no training images", ""),
-    "splits and classes": (TWO + split("Test"), {}, "!Test name a split, A, B do not", ""),
+    "splits and classes": (TWO + split("Test"), {}, "!mixes split folders .Test. with", ""),
     "splits and notes": (split("train") + split("test") + "docs/old/a.txt", {},
         "test:A 2, test:B 2, train:A 2, train:B 2", r"1 \.txt"),
     "splits of images": ("train/1.png train/2.png test/1.png", {}, "!no folder of a class .*"
@@ -87,9 +87,9 @@ FOLDERS = {
     "all unread": ("A/1.psd A/2.psd B/1.psd B/2.psd", {}, "!4 .psd: save them as PNG", ""),
     "an empty class": (TWO + "C/", {}, "!class C has no image.*A 2, B 2, C 0 .NOT PRIVATE", ""),
     "a class of a split's name": (split("train") + "train/val/1.png train/val/2.png", {},
-        "A 2, B 2, val 2", "these meant as classes: val.*A 2, B 2, val 2 .NOT PRIVATE"),
+        "A 2, B 2, val 2", "unusual class names: val.*A 2, B 2, val 2 .NOT PRIVATE"),
     "a class in two cases": (TWO + "a/1.png a/2.png", {}, "A 2, B 2, a 2",
-        "classes: A, a.*A 2, B 2, a 2"),
+        "unusual class names: A, a.*A 2, B 2, a 2"),
     "a broken link": (TWO + "A/3.png>nowhere.png B/dir>nowhere C>nowhere", {}, "A 3, B 3",
         "1 that cannot be read: C"),
     "no UTF-8": (TWO + "A/\xff.png", {}, "A 3, B 2", ""),
@@ -97,8 +97,8 @@ FOLDERS = {
     "links in circles": (TWO + "A/up>.. A/self>self B/a>../A/b A/b>../B/a A/here>. all>. C>C", {},
         "A 4, B 3", "3 links in circles"),
     "a linked folder": (TWO + "A/more>../../outside", {}, "A 3, B 2", "1 subfolder. "),
-    "one file, two classes": (TWO + "B/3.png>../A/1.png", {}, "!B/3.png is there 2 times", ""),
-    "one file, two names": (TWO + "A/3.png>1.png", {}, "A 2, B 2", "1 time a file"),
+    "one file, two classes": (TWO + "B/3.png>../A/1.png", {}, "!B/3.png occurs again as A", ""),
+    "one file, two names": (TWO + "A/3.png>1.png", {}, "A 2, B 2", "1 further name of a"),
     "patients": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {}, "A 2, B 2",
         "NOT PRIVATE: .* 3 subfolders. .* --user_from=folder: otherwise ε protects one image"),
     "patients named": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png", {"users": "folder"},
@@ -113,13 +113,13 @@ FOLDERS = {
         "ignored: 2 masks beside their images"),
     "masks that are images": (TWO + "A/1_mask.png", {"masks": True}, "A 3, B 2", ""),
     "a folder of masks": (TWO + "masks/1.png masks/2.png", {}, "A 2, B 2, masks 2",
-        "are these meant as classes: masks?"),
+        "unusual class names: masks"),
     "classes below persons": ("p1/A/1.png p1/B/1.png p2/A/1.png p2/B/1.png", {}, "p1 2, p2 2",
         "classes p1, p2 .*If they are the classes, move them up one level"),
     "splits in classes": ("A/train/1.png A/test/1.png B/train/1.png B/test/1.png", {},
-        "!A/test/1.png: a split belongs above the classes", ""),
+        "!A/test/1.png: split folders belong above classes", ""),
     "a patient missing": ("A/p1/1.png A/2.png B/p1/1.png B/p1/2.png", {"users": "folder"},
-        "!A/2.png: is in no folder of a user", ""),
+        "!A/2.png is not in a user's folder: move it to", ""),
 }  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def test_a_link_gives_images_no_second_label_or_user(tmp_path, link, users, is_r
     if is_read:
         assert counts(read(), ("label",)) == expected
     else:
-        refused("leads to .* 2 times then, with another label", read, kind=DataError)
+        refused("links to .* would have two labels, users or splits", read, kind=DataError)
 
 
 HEAD = "file,label,who,part"
@@ -207,16 +207,16 @@ TABLES = {
     "spaces": (ROWS.replace(",", " , ") + " , , ,\n\n", "test:B 1, train:A 1", ""),
     "other case": (ROWS.replace("label", "Label").replace("png", "PNG"), "test:B 1, train:A 1", ""),
     "quotes": ('file,label,who,part\n"A/1.png", "A","p,1",val\nB/1.png,B,p2,TRAINING\n',
-        "test:A 1, train:B 1", "1 validation images are put in the test"),
+        "test:A 1, train:B 1", "1 validation image put in the test split: --validation="),
     "Latin-1": (f"{HEAD}\nÄ/1.png,A,p1,train\nB/1.png,B,p2,test\n".encode("latin-1"),
         "test:B 1, train:A 1", "read as cp1252"),
     "other accents": (ROWS.replace("A/", "A\u0308/"), "test:B 1, train:A 1", ""),
     "ways": (f"{HEAD}\n./A/1.png,A,p1,train\n../photographs/A/2.png,A,p1,train\n"
         "B\\1.png,B,p2,test\n{top}/B/2.png,B,p3,test\nA/../B/3,B,p2,test\n",
         "test:B 3, train:A 2", ""),
-    "rows again": (f"{ROWS}./A/1.png,A,p1,Train\n", "test:B 1, train:A 1", "1 time a file"),
-    "two labels": (f"{ROWS}A/../A/1.png,B,p1,train\n", "!row 4: A/1.png is there 2 .* row 2", ""),
-    "a link": (f"{ROWS}link.png,A,p1,test\n", "!row 4: A/1.png is there 2 times", ""),
+    "rows again": (f"{ROWS}./A/1.png,A,p1,Train\n", "test:B 1, train:A 1", "1 further name"),
+    "two labels": (f"{ROWS}A/../A/1.png,B,p1,train\n", "!row 4: A/1.png occurs.* row 2", ""),
+    "a link": (f"{ROWS}link.png,A,p1,test\n", "!row 4: A/1.png occurs again", ""),
     "two splits": (f"{ROWS}A/1.png,A,p1,test\n", "!row 4: .*split", ""),
     "a comma more": (f"{ROWS}A/2.png,A,p1,train,x\n", "!row 4 has 5 values, the header 4", ""),
     "a comma less": (f"{ROWS}A/2.png,A,p1\n", "!row 4 lacks a value of part", ""),
@@ -255,20 +255,20 @@ TABLES = {
     "COCO, a category twice": ((".json", COCO.replace('"category_id": 2', '"category_id": 1')
         .replace('"image_id": 2', '"image_id": 1')), "!row 2 lacks a value of label", ""),
     "COCO, two categories": ((".json", COCO.replace('"image_id": 2', '"image_id": 1')),
-        "!annotation 2: image '1' is 'A' and 'B'; .*a column for each", ""),
+        "!annotation 2: image '1' has two labels, 'A' and 'B': .*a column for each", ""),
     "COCO, boxes": ((".json", COCO.replace('"id": 9', '"bbox": [1, 2, 3, 4]')),
         "!annotation 1 has a bbox: only labels of whole images", ""),
     "COCO, an empty outline": ((".json", COCO.replace('"id": 9', '"segmentation": []')),
         "test:B 1, train:A 1", ""),
     "COCO, two images of an id": ((".json", COCO.replace('"id": 2, "file"', '"id": 1, "file"')),
-        "!images 2 has no id, or that of another: '1'", ""),
+        "!images 2 has no id or a repeated one: '1'", ""),
     "COCO, categories of an id": ((".json", COCO.replace('"id": 2, "name"', '"id": 1, "name"')),
-        "!categories 2 has no id, or that of another: '1'", ""),
+        "!categories 2 has no id or a repeated one: '1'", ""),
     "COCO, no id": ((".json", COCO.replace('"id": 1, "file"', '"file"')), "!images 1 has no", ""),
     "COCO, no such category": ((".json", COCO.replace('"category_id": 2', '"category_id": 3')),
         "!annotation 2: no category has the id '3'", ""),
     "COCO, no such image": ((".json", COCO.replace('"image_id": 2', '"image_id": 7')),
-        "!no image has the id '7', which an annotation names", ""),
+        "!an annotation names image '7', but no image has this id", ""),
     "Parquet, NaN": ({"file": ["A/1.png", "B/1.png"], "label": [0, 1], "who": [7, None],
         "part": ["train", "test"]}, "!row 2 lacks a value of who", ""),
 }  # fmt: skip
@@ -298,9 +298,12 @@ def test_a_table_is_read_rightly_or_refused_in_one_line(tmp_path, kind):
     used = {os.path.realpath(top / x.file) for x in examples}
     assert len(used) == len(examples)
     there = {os.path.realpath(image) for image in listing.tree(top).images}
-    unused = f"not used, in no row of the table: {len(there) - len(used)} images of the folder, as "
+    unused = (
+        f"{len(there) - len(used)} images of the folder without a row in the table: not used (for "
+        "example "
+    )
     (line,) = [x for x in lines if x.startswith(unused)]
-    assert os.path.realpath(top / line.removeprefix(unused)) in there - used
+    assert os.path.realpath(top / line.removeprefix(unused).removesuffix(")")) in there - used
     lines.remove(line)
     assert re.search(printed, "\n".join(lines)) if printed else not lines
 
@@ -366,7 +369,7 @@ def test_a_folder_of_images_beside_a_table_of_their_labels_says_so(tmp_path):
 NUMBERS = {  # values of a table with semicolons -> labels, or "!" and the error
     "89,5 -1,25 7": "89.5 -1.25 7",
     "1,5 1,234": "1.5 1.234",
-    "1,234 5": "!1.png: '1,234' may be a decimal number or thousands: write 1.234 or 1234",
+    "1,234 5": "!1.png: '1,234' may have a decimal comma or thousands: write 1.234 or 1234",
     "1.234,5 7": "1.234,5 7",  # refused with the labels
     "5 1,2,3": "5 1,2,3",
 }
@@ -397,34 +400,34 @@ def test_a_folder_of_test_images_has_its_own_place(tmp_path):
     assert listed.num_images == 6 and all((top / x.file).is_file() for x in listed.examples)
     tree(test, "C/1.png")
     both = lambda: listing.with_test(read(top, "train"), read(test, "test"), top, test, print)  # noqa: E731
-    refused("y: C: no class of .*x", both, kind=DataError)
+    refused("y has classes that .*x lacks: C", both, kind=DataError)
     (test / "C" / "1.png").rename(test / "A" / "7.png")
     (test / "C").rmdir()
     (top / "A" / "8.png").symlink_to(test / "A" / "7.png")
-    refused("7.png is there 2 times, see A/8.png", both, kind=DataError)
-    refused("with --test_folder it must have none", read, tree(tmp_path / "z", split("train")),
+    refused("7.png occurs again as A/8.png", both, kind=DataError)
+    refused("leave out --test_folder", read, tree(tmp_path / "z", split("train")),
             "train", kind=DataError)  # fmt: skip
-    refused("with --test_folder it must have none", read, tmp_path / "z", "test", kind=DataError)
+    refused("leave out --test_folder", read, tmp_path / "z", "test", kind=DataError)
 
 
 @pytest.mark.parametrize(
     ("examples", "change", "message"),
     [
-        ([("A/1.png", "A", "p"), ("B/1.png", "B", "p")], {}, "there is one user alone"),
+        ([("A/1.png", "A", "p"), ("B/1.png", "B", "p")], {}, "there is only one user"),
         ([("A/1.png", "A", "", "train"), ("A/2.png", "A", "", "test")], {}, "have the label 'A'"),
         ([("A/1.png", "A", "", "train", 1), ("A/2.png", "C", "", "test", 2)], {},
-         "row 2: A/2.png: label 'C' is none of the classes"),
+         "row 2: A/2.png: label 'C' is not one of the classes"),
         ([("A/1.png", "A", "", "train"), ("A/2.png", "B", "", "train")], {}, "for the test split"),
-        ([("A/1.png", "A", "p"), ("A/2.png", "B", "")], {}, "A/2.png: has no user, others have"),
+        ([("A/1.png", "A", "p"), ("A/2.png", "B", "")], {}, "A/2.png has no user, but others have"),
         ([("A/1.png", "A", "p", "train"), ("A/2.png", "B", "p", "test")], {},
-         r"user 'p' has images in both splits: A/1.png \(train\) and A/2.png \(test\)"),
+         r"user 'p' has images in both splits, A/1.png \(train\) and A/2.png \(test\)"),
         ([("A/1.png", "x", "", "train", 5)], {"kind": "number"}, "row 5: .* not a finite number"),
         ([("A/1.png", "89,5", "", "train", 5)], {"kind": "number"}, "a finite number: write 89.5$"),
-        ([("A/1.png", "1,0,1", "", "", 5)], {"kind": "several"}, "row 5: .*ones, one for each$"),
+        ([("A/1.png", "1,0,1", "", "", 5)], {"kind": "several"}, "row 5: .* not a 0 or 1 for .*]$"),
         ([("A/1.png", "1", "", "", 5), ("A/2.png", "0,1", "", "", 6), ("B/1.png", "2", "", "", 7)],
-         {"kind": "several"}, r"row 5: .* each \(2 labels are wrong\)$"),
-        ([("A/1.png", "1,2", "", "", 5)], {"kind": "several"}, "row 5: .*ones, one for each$"),
-        ([("A/1.png", "A")], {"classes": ("A",)}, r"two classes are needed.*\['A'\]"),
+         {"kind": "several"}, r"row 5: .* \(2 labels are wrong\)$"),
+        ([("A/1.png", "1,2", "", "", 5)], {"kind": "several"}, "row 5: .* not a 0 or 1 for"),
+        ([("A/1.png", "A")], {"classes": ("A",)}, r"two or more classes .*not \['A'\]"),
     ],
 )  # fmt: skip
 def test_what_is_listed_is_checked_before_any_file_is_written(tmp_path, examples, change, message):
@@ -450,10 +453,10 @@ def test_what_cannot_be_read_is_left_out_by_its_name_or_refused(tmp_path, monkey
     manifest = importing.run(top, examples, tmp_path / "out", OPTIONS)
     why = {file: text.rpartition(": ")[2] for file, text in manifest["left_out"].items()}
     assert why == {
-        "test/A/3.png": "no file that can be read",
+        "test/A/3.png": "not a readable file",
         "train/A/\\udcff.png": "the name is not UTF-8",
-        "train/A/locked": "no file that can be read",
-        "train/B/3.png": "no file that can be read",
+        "train/A/locked": "not a readable file",
+        "train/B/3.png": "not a readable file",
     }
     assert manifest["num_examples"] == {"train": 4, "test": 4}
     strict = OPTIONS._replace(strict=True)
@@ -479,14 +482,14 @@ def test_pictures_in_two_places_are_counted_and_different_ones_are_not(tmp_path)
     twice = leaked(top, [one, ("B/copy.png", "B", "q", "test")])
     assert twice.count("(identical files)") == 3
     assert all(
-        f"NOT PRIVATE: 1 picture is {x} (identical files)" in twice
-        for x in ("both in training and in test", "of more than one user", "of more than one label")
+        f"NOT PRIVATE: 1 picture has copies {x} (identical files)" in twice
+        for x in ("in training and in test", "of several users", "with several labels")
     )
     alike = [one, ("B/like.jpg", "A", "q", "test"), ("A/2.png", "A", "r", "test")]
     assert leaked(top, alike) == ""
     assert leaked(top, alike, near=True).splitlines() == [
-        f"NOT PRIVATE: 1 picture is {x} (they look alike)"
-        for x in ("both in training and in test", "of more than one user")
+        f"NOT PRIVATE: 1 picture has copies {x} (they look alike)"
+        for x in ("in training and in test", "of several users")
     ]
     others = [("A/1.png", "A", "p", "train"), ("A/2.png", "A", "q", "test"), ("B/1.png", "B", "r")]
     assert leaked(top, others, near=True) == ""
@@ -498,8 +501,8 @@ def test_users_of_most_images_or_of_two_spellings_are_counted(tmp_path):
     top = tree(tmp_path, TWO)
     users = ["p"] * 30 + ["q", "Q ", "r"]
     lines = leaked(top, [("none.png", "A", x) for x in users])
-    assert "one user has 30 of 33 images" in lines and "group_size=1 keeps 4, 4 keeps 7" in lines
-    assert "users that differ from another in case or spaces alone: 1" in lines
+    assert "one user has 30 of 33 images" in lines and "keeps 4 images for K=1, 7 images" in lines
+    assert "1 user spelled like another but for case or spaces" in lines
     assert leaked(top, [("none.png", "A", x) for x in "pqrs"]) == ""
 
 

@@ -329,7 +329,7 @@ def test_a_prepared_split_has_no_more_rows_than_the_official_one(tmp_path, monke
     prepared_folder.write("cifar10", TRAIN, TEST, tmp_path)
     few = datasets.DATASETS["cifar10"]._replace(rows=(9, 2))
     monkeypatch.setitem(datasets.DATASETS, "cifar10", few)
-    fails("train: 10 rows, the official split has 9", "cifar10", "tfds", tmp_path)
+    fails("train: has 10 rows, but the official split has 9", "cifar10", "tfds", tmp_path)
 
 
 def png(height, width):
@@ -361,7 +361,12 @@ def test_what_exceeds_the_machines_memory_is_refused_before_it_is_read(folder, m
     datasets.load("cifar10", "parquet", folder)
     page = os.sysconf("SC_PAGE_SIZE")
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": page}.get)
-    fails(r"train.parquet: 0 GiB in memory; this machine has 0", "cifar10", "parquet", folder)
+    fails(
+        r"train.parquet: 0 GiB are needed in memory, and this machine has 0",
+        "cifar10",
+        "parquet",
+        folder,
+    )
 
 
 def test_images_of_many_row_groups_are_read_in_order(folder):
@@ -405,13 +410,18 @@ def folder(tmp_path):
 
 
 def test_classes_that_nobody_names_are_not_counted(folder):
-    remedies = "schema metadata .*, or set --config.dataset.num_classes"
-    fails(rf"train.parquet: .*not counted from the labels: .*{remedies}", "folder", None, folder)
+    remedies = "schema metadata .*, or add --config.dataset.num_classes"
+    fails(
+        rf"train.parquet: .*not counted from the private labels: .*{remedies}",
+        "folder",
+        None,
+        folder,
+    )
     assert datasets.load("folder", None, folder, num_classes=7).num_classes == 7
     for names in ("abcdefghij", [], None, 5):
         write_parquet(folder / "train.parquet", *TRAIN, names=names)
         if names != []:
-            fails("not counted from the labels", "folder", None, folder)
+            fails("not counted from the private labels", "folder", None, folder)
 
 
 def test_one_private_label_changes_no_model(folder):
@@ -429,7 +439,11 @@ def test_numbers_of_classes_that_disagree_are_refused(folder):
     write_parquet(folder / "train.parquet", *TRAIN, names=[*"abcde"])
     fails("train.parquet: has 5 classes, expected 6", "folder", None, folder, num_classes=6)
     assert datasets.load("folder", None, folder, num_classes=5).num_classes == 5
-    fails("digits has 10 classes, dataset.num_classes says 9", "digits", num_classes=9)
+    fails(
+        "digits has 10 classes, not 9: leave out --config.dataset.num_classes",
+        "digits",
+        num_classes=9,
+    )
     assert datasets.load("digits", num_classes=10).num_classes == 10
     fails("num_classes must be at least 0, got -1", "folder", None, folder, num_classes=-1)
 

@@ -373,7 +373,9 @@ def test_ids_are_numbers_or_texts_of_a_column_in_the_order_of_the_shards(tmp_pat
 def test_ids_that_are_numbers_in_one_shard_and_text_in_another_are_refused(tmp_path):
     for shard, ids in enumerate(([7, 8], ["7", "8"])):
         pq.write_table(pa.table({"writer": ids}), tmp_path / f"train-{shard:05}-of-00002.parquet")
-    with pytest.raises(ValueError, match="column writer is string, in other files numbers or text"):
+    with pytest.raises(
+        ValueError, match="column writer is string, but in other files numbers or text"
+    ):
         parquet.read_ids(tmp_path, "writer")
     narrow = pa.table({"writer": pa.array([7, 8], pa.int32())})
     pq.write_table(narrow, tmp_path / "train-00001-of-00002.parquet")
@@ -399,9 +401,9 @@ def test_a_data_set_of_ones_own_brings_its_ids_and_features_keep_them():
     np.testing.assert_array_equal(changed.labels, plain.labels)
     expected = (plain.images[..., ::-1, :] / 255).astype(np.float16)
     np.testing.assert_allclose(changed.images, expected, atol=1e-3)
-    with pytest.raises(ValueError, match=r"set dataset\.group_size"):
+    with pytest.raises(ValueError, match=r"add --config\.dataset\.group_size=K"):
         trainer.build(config_of(size=0, **own))
-    with pytest.raises(ValueError, match="has ids of its own"):
+    with pytest.raises(ValueError, match="already has user ids"):
         trainer.build(config_of(size=3, **own, **{"dataset.groups": "ids.npy"}))
 
 
@@ -422,9 +424,9 @@ def test_other_ids_are_other_data_to_a_run_that_is_resumed(tmp_path):
     [
         ({"size": -1}, "group_size must be at least 1"),
         ({"size": 0, "dataset.groups": "ids.npy"}, "dataset.groups needs dataset.group_size"),
-        ({"size": 3}, "the data have no ids of users"),
+        ({"size": 3}, "group_size=3 needs user ids: add --config.dataset.groups="),
         ({"dataset.groups": "missing.npy"}, "missing.npy: missing"),
-        ({"dataset.groups": "writer"}, "no .npy file; columns are those of Parquet"),
+        ({"dataset.groups": "writer"}, "is not a .npy file, and only Parquet files"),
         ({"dataset.holdout": 5}, "dataset.holdout with dataset.group_size"),
         ({"method": "bam_sam", "method.ascent_views": 1}, "method.ascent_views with"),
     ],
@@ -443,10 +445,10 @@ def test_more_examples_of_each_user_than_the_memory_holds_are_refused():
     "ids", [IDS[:-1], IDS.astype(float), IDS > 5, IDS[:, None], np.array(["a"] * 12)]
 )
 def test_ids_that_are_no_integer_for_each_row_are_refused(ids, tmp_path):
-    with pytest.raises(ValueError, match="expected an integer for each of the 12"):
+    with pytest.raises(ValueError, match="expected 12 integers, one for each training"):
         datasets.check(IMAGES._replace(users=ids))
     np.save(tmp_path / "ids.npy", ids)
-    with pytest.raises(ValueError, match="expected an integer for each of the 12"):
+    with pytest.raises(ValueError, match="expected 12 integers, one for each training"):
         users.with_ids(IMAGES, str(tmp_path / "ids.npy"), None)
 
 
@@ -489,13 +491,13 @@ def test_a_data_set_with_a_row_of_nobody_is_refused(tmp_path):
 def test_a_column_or_an_import_with_a_row_of_nobody_is_refused(nobody, tmp_path):
     texts = pa.array(["a", nobody, "b", "a"])
     write_parquet(tmp_path / "train.parquet", IMAGES.train.images[:4], [0, 1, 0, 1], who=texts)
-    with pytest.raises(ValueError, match="column who has rows of no user: "):
+    with pytest.raises(ValueError, match="column who has rows without a user: "):
         parquet.read_ids(tmp_path, "who")
     images = [
         listing.Example(f"{i}.png", "AB"[i % 2], x) for i, x in enumerate([nobody, *"abcdef"])
     ]
     options = importing.Options(Preprocessing((8, 8), 1), ("A", "B"), 0.5, strict=False)
-    with pytest.raises(ValueError, match=r"0\.png: has no user.*, others have"):
+    with pytest.raises(ValueError, match=r"0\.png has no user.*, but others have"):
         importing.check(images, options)
     importing.check([x._replace(user=x.user or "g") for x in images[1:]], options)  # the control
 

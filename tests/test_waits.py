@@ -293,8 +293,8 @@ def test_mapping_says_about_how_long(at_once, monkeypatch):
     monkeypatch.setattr(extraction, "CHUNK", 32)
     screen, data = Screen(), runs.own_data()
     extraction.extract(data, lambda x: x + 1.0, {}, log=screen)
-    assert lines(screen) == ["compiling the map of images, and trying it"] + [
-        f"mapping {n} images, about 0.0 s" for n in (60, 37)
+    assert lines(screen) == ["compiling the feature map"] + [
+        f"computing features of {n} images, about 0.0 s" for n in (60, 37)
     ]
 
 
@@ -375,8 +375,12 @@ def test_a_dry_run_prints_its_plan_before_it_maps_or_times(at_once, capsys):
         (number,) = [i for i, line in enumerate(said) if line.startswith(beginning)]
         return number
 
-    order = ("reading digits …", "planning …", "dp_sgd on digits", "compiling the map of images")
-    order += ("mapping 1,437 images", "compiling and timing a step on cpu", "about 0 h 0 min")
+    order = ("reading digits …", "planning …", "dp_sgd on digits", "compiling the feature map")
+    order += (
+        "computing features of 1,437 images",
+        "compiling and timing a step on cpu",
+        "about 0 h 0 min",
+    )
     assert list(map(place, order)) == sorted(map(place, order))
 
 

@@ -1,5 +1,5 @@
 """Data sets, in memory or streamed, their users, and the views of single examples.
 
-`catalogue` lists the data sets known by name; `sources/` reads their files, which may be a
-stranger's. This folder imports only `core`.
+`catalogue` lists the data sets that have a name here; `sources/` reads their files, whose authors
+need not be trusted. This folder imports only `core`.
 """

@@ -21,7 +21,7 @@ def views(
     The key belongs to this example in this step. Offsets are uniform on {-shift, …, shift},
     independently in both directions. Beyond the border the image is reflected, without repeating
     the edge pixel. `flip` is "none", or "horizontal" (left–right) with probability 1/2. Pixels must
-    be finite: another value spoils its row and its column.
+    be finite: NaN or infinity spreads over its row and its column.
 
     Examples:
       >>> import jax, jax.numpy as jnp
@@ -39,8 +39,8 @@ def views(
     if flip != "none":
         mirrored = jax.vmap(jax.random.bernoulli)(keys[:, 1])
         columns = jnp.where(mirrored[:, None], columns[:, ::-1], columns)
-    # Pixels are picked by products with zeros and ones, which are exact. A TPU would take slices at
-    # different places one after the other.
+    # Products with zeros and ones pick the pixels exactly. A TPU would take slices at different
+    # places one after the other.
     small = image.dtype in (jnp.uint8, jnp.int8, jnp.bool_)
     pixels = image.astype(jnp.bfloat16) if small else image
 
@@ -57,8 +57,8 @@ def with_mixtures(
 ) -> Float[Array, "inputs h w c"]:
     r"""The K views of one example, then mixtures $\alpha v_i + (1 - \alpha) v_j$ of two of them.
 
-    i and j are different views, drawn uniformly, and α is uniform on [0, 1]. The label is that of
-    the views. No other example takes part, so mixtures cost no privacy.
+    i and j are two different views, drawn uniformly, and α is uniform on [0, 1]. The label is that
+    of the views. Other examples take no part, so mixtures cost no privacy.
 
     Source: DP-MixSelf of Bao et al. 2023 (DP-Mix, NeurIPS).
     """
@@ -86,7 +86,7 @@ def check(num_views: int, shift: int, flip: str, num_mixtures: int = 0) -> None:
         raise InputError(f"augment.views must be at least 1, got {num_views}")
     if num_mixtures < 0 or (num_mixtures and num_views < 2):
         raise InputError(
-            f"augment.mixtures are of 2 views or more, got {num_mixtures} of {num_views}"
+            f"augment.mixtures need augment.views of at least 2, got {num_mixtures} and {num_views}"
         )
     if shift < 0:
         raise InputError(f"augment.shift must be at least 0, got {shift}")

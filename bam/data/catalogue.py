@@ -1,4 +1,4 @@
-"""The data sets known by name: shapes, classes, constants and the source of their files.
+"""The data sets that have a name here: shapes, classes, constants and sources of their files.
 
 A further data set is a row here and a test. Official files in another format also need a reader in
 `sources/archives.py`.
@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Facts(NamedTuple):
-    """Public facts of a data set.
+class Entry(NamedTuple):
+    """Public properties of a data set.
 
     Attributes:
       sources: names of the sources from which `datasets.load` can read it; the first is the
@@ -54,25 +54,25 @@ BREAST_CANCER_BOUNDS = np.array(_MEAN_BOUNDS + _ERROR_BOUNDS + _WORST_BOUNDS, np
 # Published constants of the public sets. Those of digits are round numbers, because pen strokes
 # cover roughly a third of a digit's box.
 DATASETS = {
-    "digits": Facts(("sklearn",), (8, 8, 1), 10, (0.3,), (0.4,)),
+    "digits": Entry(("sklearn",), (8, 8, 1), 10, (0.3,), (0.4,)),
     # Mean and deviation map each feature's public range to [-2, 2], as for pixels.
-    "breast_cancer": Facts(
+    "breast_cancer": Entry(
         ("sklearn",), (1, 1, 30), 2, BREAST_CANCER_BOUNDS * 0.5, BREAST_CANCER_BOUNDS * 0.25,
     ),
-    "mnist": Facts(
+    "mnist": Entry(
         _FILES, (28, 28, 1), 10, (0.1307,), (0.3081,), (60_000, 10_000), "mnist",
         url="https://storage.googleapis.com/cvdf-datasets/mnist/",
     ),
-    "cifar10": Facts(
+    "cifar10": Entry(
         _FILES, (32, 32, 3), 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616),
         (50_000, 10_000), "cifar10", url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     ),
-    "cifar100": Facts(
+    "cifar100": Entry(
         _FILES, (32, 32, 3), 100, (0.5074, 0.4867, 0.4411), (0.2011, 0.1987, 0.2025),
         (50_000, 10_000), "cifar100",
         url="https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
     ),
-    "imagenet32": Facts(
+    "imagenet32": Entry(
         _FILES, (32, 32, 3), 1000, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225),
         (1_281_167, 50_000), "imagenet_resized/32x32", "validation",
         "https://image-net.org/download-images.php",
@@ -80,4 +80,4 @@ DATASETS = {
 }  # fmt: skip
 
 # A user's own images. The constants map pixels to [-2, 2] and do not depend on the images.
-FOLDER = Facts(("parquet",), (0, 0, 0), 0, (0.5,), (0.25,))
+FOLDER = Entry(("parquet",), (0, 0, 0), 0, (0.5,), (0.25,))

@@ -17,7 +17,7 @@ from bam.files import JsonObject
 
 # Pillow knows forty formats, and for one of them (EPS) it runs the file as a program.
 IMAGE_FORMATS = ("PNG", "JPEG")
-MANIFEST = "manifest.json"  # of an imported folder
+MANIFEST = "manifest.json"  # file that `bam data import` writes last
 
 # Bytes of the decoded training images -> whether images stay in their files.
 Stays: TypeAlias = Callable[[int], bool]
@@ -61,31 +61,32 @@ def machine_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def check_memory(num_bytes: int, where: str) -> None:
+def check_memory(num_bytes: int, location: str) -> None:
     """DataError for more bytes than this machine's physical memory."""
     if num_bytes > machine_memory():
+        gib = f"{num_bytes / 2**30:,.0f} GiB"
         has = f"this machine has {machine_memory() / 2**30:,.0f}"
-        raise DataError(f"{where}: {num_bytes / 2**30:,.0f} GiB in memory; {has}")
+        raise DataError(f"{location}: {gib} are needed in memory, and {has}")
 
 
 def decode_images(
     encoded: Sequence[bytes | None],
-    where: str,
+    location: str,
     shape: tuple[int, int, int] | None = None,
     place: Callable[[int], str] | None = None,
 ) -> UInt8[np.ndarray, "n h w c"]:
     """Decodes JPEG or PNG images of one size, each header checked before its image is decoded.
 
-    None stands for a missing image. An error names `where`, for example the file's path, and the
-    row (from 0), or the text that `place` returns for the row. The shape is `(height, width,
+    None stands for a missing image. Errors name `location`, such as the path of the file, and the
+    row (from 0); or the text that `place` returns for the row. The shape is `(height, width,
     channels)`; None takes that of the first image. Channels are 1 (grey) or 3 (RGB; palettes are
     looked up and transparency is dropped).
     """
     if not encoded:
-        raise DataError(f"{where}: has no rows")
-    place = place or (lambda row: f"{where}: row {row}")
+        raise DataError(f"{location}: has no rows")
+    place = place or (lambda row: f"{location}: row {row}")
     shape = shape or _decode(encoded[0], place(0), None).shape
-    check_memory(len(encoded) * math.prod(shape), where)
+    check_memory(len(encoded) * math.prod(shape), location)
     images = np.empty((len(encoded), *shape), np.uint8)
     # Small images mostly cost Pillow's header parsing, which is Python, so threads would not help.
     for row, file in enumerate(encoded):
@@ -93,25 +94,28 @@ def decode_images(
     return images
 
 
-def check_labels(labels: np.ndarray, num_classes: int, where: str) -> Int32[np.ndarray, " n"]:
-    """Labels as int32; DataError with the first row (from 0) whose label is not a class."""
+def check_labels(labels: np.ndarray, num_classes: int, location: str) -> Int32[np.ndarray, " n"]:
+    """Labels as int32; DataError for a label that is not a class, with its row (from 0)."""
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if wrong.size:
         row = int(wrong[0])
         raise DataError(
-            f"{where}: row {row}: label {labels[row]} is not from 0 to {num_classes - 1}"
+            f"{location}: row {row}: label {labels[row]} is not from 0 to {num_classes - 1}"
         )
     return labels.astype(np.int32)
 
 
 def _decode(encoded: bytes | None, place: str, shape: tuple[int, ...] | None) -> np.ndarray:
+    """One image `[h, w, c]`; DataError at `place` for another shape or damage."""
     with needs("data"):
         from PIL import Image
 
     if encoded is None:
         raise DataError(f"{place}: no image bytes")
     try:
-        with Image.open(io.BytesIO(encoded), formats=IMAGE_FORMATS) as image:  # its header alone
+        with Image.open(
+            io.BytesIO(encoded), formats=IMAGE_FORMATS
+        ) as image:  # reads the header only
             if image.mode not in ("1", "L", "RGB", "RGBA", "P"):
                 raise InputError(f"mode {image.mode} is neither 8-bit grey nor RGB")
             target = "L" if image.mode in ("1", "L") else "RGB"

@@ -1,4 +1,4 @@
-"""Data sets in memory: one function for every name and source."""
+"""Data sets by name and source: loading, normalisation, checks and a held-out split."""
 
 import hashlib
 import importlib
@@ -36,17 +36,17 @@ class Dataset(NamedTuple):
     """A data set and the public constants that normalise it.
 
     Attributes:
-      name: as given to `load`, or the folder's name for a user's own set.
+      name: the name for `load`, or for your own images the name of their folder.
       train: the private split; its images may stay in their files (`stream.StoredImages`).
       test: the held-out split, used for reporting only.
       num_classes: number of classes, or for other labels the number of outputs of a network.
-      mean: `[channels]`, of pixel values scaled to [0, 1], or of float features as they are. It is
+      mean: `[channels]`, for pixel values scaled to [0, 1], or for float features unchanged. It is
         public: a published statistic of a well-known set or a round number, never computed from
-        the files that are read. ε does not cover what a published one reveals about its data.
+        the files that are read. ε does not cover the information in a published statistic.
       std: `[channels]`, as the mean.
       users: `[N]`, the user id of each training row, or None. See `bam.data.users`.
-      classes: names of the classes, or of several labels, in the order of the labels; () if
-      unknown.
+      classes: names of the classes, or of several labels, in the order of the labels; () if they
+        are unknown.
       preprocessing: a `bam.data.preprocessing.Preprocessing` as JSON, or None.
     """
 
@@ -62,7 +62,7 @@ class Dataset(NamedTuple):
 
 
 def in_units(dataset: Dataset, numbers: np.ndarray) -> np.ndarray:
-    """Numbers (outputs or labels) in the units of the files, with the target's scale undone."""
+    """Outputs or labels in the units of the files, without the offset and scale of the target."""
     target = (getattr(dataset, "preprocessing", None) or {}).get("target")
     return Target(*target).in_units(numbers) if target else numbers
 
@@ -74,7 +74,7 @@ def load(
     num_classes: int = 0,
     stays: Stays = in_memory,
 ) -> Dataset:
-    """Loads a data set by name from one of its sources. It never downloads anything.
+    """Loads a data set by name from one of its sources; it never downloads.
 
     For your own images use the name "folder" and the source "parquet". The first image decides size
     and channels, and every channel is normalised with a mean of 0.5 and a deviation of 0.25.
@@ -87,69 +87,69 @@ def load(
         files as downloaded, see `archives.read`. None or "" takes the default.
       path: the folder (or archive) to read. With source "tfds", None or "" takes the environment
         variable TFDS_DATA_DIR, or else `~/tensorflow_datasets`.
-      num_classes: of a "folder" whose files do not name the classes, see `parquet.read`; 0 takes
-        the named or known number.
+      num_classes: number of classes for a "folder" whose files do not name the classes, see
+        `parquet.read`; 0 takes the number in the files or in the catalogue.
       stays: `bytes of the decoded training images -> whether images stay in their files`, for the
         sources "parquet" and "tfds" (`bam.data.stream`).
 
     Raises:
       DataError: a `ValueError`, for an unknown name or source; for files that are missing, damaged
-        or of another data set, naming file and row; for a number of classes that is missing or
-        wrong.
+        or of another data set, with file and row; for a missing or wrong number of classes.
 
     Examples:
       >>> load("digits").train.images.shape
       (1437, 8, 8, 1)
     """
-    facts = FOLDER if name == "folder" else DATASETS.get(name)
-    if facts is None:
+    entry = FOLDER if name == "folder" else DATASETS.get(name)
+    if entry is None:
         raise DataError(f"unknown data set {name!r}; choose from {', '.join(DATASETS)}, folder")
-    source = source or facts.sources[0]
-    if source not in facts.sources:
-        raise DataError(f"no source {source!r} of {name}; choose from {', '.join(facts.sources)}")
-    where = folder_of(name, source, path)
-    if source != "sklearn" and where is None:
+    source = source or entry.sources[0]
+    if source not in entry.sources:
+        raise DataError(f"{name} has no source {source!r}; choose from {', '.join(entry.sources)}")
+    location = folder_of(name, source, path)
+    if source != "sklearn" and location is None:
         hint = ": the folder that `bam data import` wrote" if name == "folder" else ""
         raise DataError(f"{name} from source {source} needs --config.dataset.path{hint}")
-    if facts.num_classes and num_classes not in (0, facts.num_classes):
+    if entry.num_classes and num_classes not in (0, entry.num_classes):
         raise DataError(
-            f"{name} has {facts.num_classes} classes, dataset.num_classes says {num_classes}"
+            f"{name} has {entry.num_classes} classes, not {num_classes}: leave out "
+            "--config.dataset.num_classes"
         )
     if num_classes < 0:
-        raise DataError(f"dataset.num_classes must be at least 0, got {num_classes}")
-    where, num_classes = where or Path(), facts.num_classes or num_classes
-    shape = None if facts is FOLDER else facts.shape
+        raise DataError(f"--config.dataset.num_classes must be at least 0, got {num_classes}")
+    location, num_classes = location or Path(), entry.num_classes or num_classes
+    shape = None if entry is FOLDER else entry.shape
     described: tuple[tuple[str, ...], JsonObject | None] = ((), None)
 
     files_of = reader(source)
     if source == "sklearn":
         train, test = files_of.SPLITS[name]()
     elif source == "archive":
-        train, test = files_of.read(name, where)
+        train, test = files_of.read(name, location)
     elif source == "tfds":
-        train, test = files_of.read(name, where, stays)
+        train, test = files_of.read(name, location, stays)
     else:
-        train, test, num_classes = files_of.read(where, shape, num_classes, stays)
-        described = files_of.described(where)
+        train, test, num_classes = files_of.read(location, shape, num_classes, stays)
+        described = files_of.described(location)
     for split, images in (("train", train.images), ("test", test.images)):
         if shape and images.shape[1:] != shape:
             raise DataError(
-                f"{where}: {split} images are {images.shape[1:]}, those of {name} {shape}"
+                f"{location}: {split} images have shape {images.shape[1:]}, but {name} has {shape}"
             )
-    mean, std = (np.full(train.images.shape[-1], x, np.float32) for x in facts[3:5])
-    name = where.resolve().name if facts is FOLDER else name
+    mean, std = (np.full(train.images.shape[-1], x, np.float32) for x in entry[3:5])
+    name = location.resolve().name if entry is FOLDER else name
     return Dataset(name, train, test, num_classes, mean, std, None, *described)
 
 
 def reader(source: str) -> Any:
-    """The module that reads a source. It is imported here, because each needs other packages."""
+    """The module that reads a source, imported late because each needs other packages."""
     return importlib.import_module(f"bam.data.sources.{READERS[source]}")
 
 
 def folder_of(
     name: str, source: str | None = None, path: str | os.PathLike[str] | None = None
 ) -> Path | None:
-    """The folder or archive that `load` reads for these arguments; None without files or path."""
+    """The folder or archive that `load` reads for these arguments; None if there is none."""
     source = source or DATASETS.get(name, FOLDER).sources[0]
     if source == "tfds" and not path:
         path = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
@@ -157,7 +157,7 @@ def folder_of(
 
 
 def fingerprint(key: bytes, *splits: Split) -> str:
-    """Keyed BLAKE2 of the splits' bytes. Without the key, it confirms no guess at a row."""
+    """Keyed BLAKE2 of the splits' bytes. Only a holder of the key can use it to confirm a guess."""
     mac = hashlib.blake2b(key=key, digest_size=16)
     for array in itertools.chain(*splits):
         mac.update(content(array))
@@ -170,7 +170,7 @@ def streams(dataset: Dataset) -> bool:
 
 
 def padded(split: Split, num_rows: int) -> Split:
-    """The split with blank rows at its end, `num_rows` in all, which hide how many it had."""
+    """The split with blank rows at its end, `num_rows` in all, which hide its number of rows."""
     missing = num_rows - len(split.labels)
     if not missing:
         return split
@@ -178,33 +178,33 @@ def padded(split: Split, num_rows: int) -> Split:
 
 
 def stand_in(name: str, size: int = 0) -> Dataset:
-    """A data set of blank images, with the number and shape of the named one, without memory.
+    """Blank images with the number and shape of those of a data set, which take no memory.
 
-    With a size, images are squares with so many pixels a side, and streamed. It serves where only
-    sizes matter, such as the compilation of a step. DataError for a data set of unknown size.
+    If `size` is not 0, images are streamed squares with `size` pixels a side. It serves where only
+    shapes matter, such as the compilation of a step. DataError for a data set of unknown size.
     """
-    facts = DATASETS.get(name, FOLDER)
-    if not any(facts.rows):
-        known = ", ".join(known for known, facts in DATASETS.items() if any(facts.rows))
-        raise DataError(f"the size of {name!r} is not known; those of {known} are")
-    shape = (size, size, facts.shape[-1])
+    entry = DATASETS.get(name, FOLDER)
+    if not any(entry.rows):
+        names = ", ".join(key for key, value in DATASETS.items() if any(value.rows))
+        raise DataError(f"the size of {name!r} is unknown; choose from {names}")
+    shape = (size, size, entry.shape[-1])
     train, test = (
         Split(
             StoredImages(lambda row: None, shape, np.arange(number), str, bytes)
             if size
-            else np.broadcast_to(np.zeros((), np.uint8), (number, *facts.shape)),
+            else np.broadcast_to(np.zeros((), np.uint8), (number, *entry.shape)),
             np.broadcast_to(np.zeros((), np.int32), (number,)),
         )
-        for number in facts.rows
+        for number in entry.rows
     )
-    mean, std = (np.asarray(x, np.float32) for x in (facts.mean, facts.std))
-    return Dataset(name, train, test, facts.num_classes, mean, std)
+    mean, std = (np.asarray(x, np.float32) for x in (entry.mean, entry.std))
+    return Dataset(name, train, test, entry.num_classes, mean, std)
 
 
 def normalize(
     dataset: Dataset, images: Num[np.ndarray | Array, "*batch h w c"]
 ) -> Float32[np.ndarray | Array, "*batch h w c"]:
-    """`(x / 255 - mean) / std` of uint8 pixels, `(x - mean) / std` of float features; float32."""
+    """`(x / 255 - mean) / std` for uint8 pixels, `(x - mean) / std` for float features; float32."""
     return _normalized(images, dataset.mean, dataset.std)
 
 
@@ -214,11 +214,11 @@ def _normalized(images: Any, mean: Any, std: Any) -> Any:
 
 
 class Preparation(NamedTuple):
-    """The inputs that a network gets: normalised images, scaled to L2 norm at most b.
+    """A map from images to the inputs of a network: normalised, then scaled to L2 norm at most b.
 
     Attributes:
       mean, std: one number for each channel, as in a `Dataset`.
-      input_clip_norm: b; 0 means no scaling.
+      input_clip_norm: b; with 0 inputs are not scaled.
     """
 
     mean: tuple[float, ...]
@@ -236,7 +236,7 @@ class Preparation(NamedTuple):
 
 
 def preparation(dataset: Dataset, input_clip_norm: float = 0.0) -> Preparation:
-    """The preparation of a data set's images."""
+    """The `Preparation` of a data set's images."""
     mean, std = (tuple(np.ravel(x).tolist()) for x in (dataset.mean, dataset.std))
     return Preparation(mean, std, input_clip_norm)
 
@@ -244,7 +244,7 @@ def preparation(dataset: Dataset, input_clip_norm: float = 0.0) -> Preparation:
 def prepare(
     dataset: Dataset, images: Num[np.ndarray | Array, "*b h w c"], input_clip_norm: float = 0.0
 ) -> Float[Array, "*b h w c"]:
-    """The inputs that a network gets from a data set's images, see `Preparation`."""
+    """The inputs of a network for images of a data set, see `Preparation`."""
     return preparation(dataset, input_clip_norm)(images)
 
 
@@ -252,9 +252,9 @@ def check(
     dataset: Dataset,
     check_labels: Callable[[np.ndarray, int], str] = lambda labels, num_classes: "",
 ) -> None:
-    """DataError for data that cannot be trained on; a class may be empty.
+    """DataError for data that training cannot use; a class may be empty.
 
-    `check_labels` returns what is wrong with labels, or "", as a `bam.models.losses.Loss` does.
+    `check_labels` returns the error of labels, or "", as `bam.models.losses.Loss.check` does.
     """
     for name, (images, labels) in (("training", dataset.train), ("test", dataset.test)):
         if not (hasattr(images, "dtype") and hasattr(labels, "dtype")):
@@ -262,57 +262,60 @@ def check(
         if len(images) != len(labels):
             raise DataError(f"{len(images)} {name} images but {len(labels)} labels")
         if len(labels) == 0:
-            raise DataError(f"there are no {name} examples")
+            raise DataError(f"the {name} split is empty")
         if images.ndim != 4 or images.shape[1:] != dataset.train.images.shape[1:]:
             raise DataError(
-                f"{name} images of shape {images.shape}; expected [N, height, width, channels], "
+                f"{name} images have shape {images.shape}; expected [N, height, width, channels], "
                 "one size for all"
             )
-        if wrong := check_labels(np.asarray(labels), dataset.num_classes):
-            raise DataError(f"{name} {wrong}")
+        if fault := check_labels(np.asarray(labels), dataset.num_classes):
+            raise DataError(f"{name} {fault}")
     ids = getattr(dataset, "users", None)
     rows = dataset.train.labels.shape[:1]
     if ids is not None and not (
         np.shape(ids) == rows and np.issubdtype(np.asarray(ids).dtype, np.integer)
     ):
         raise DataError(
-            f"ids of users of {np.asarray(ids).dtype} and shape {np.shape(ids)}; expected an "
-            f"integer for each of the {rows[0]} training examples"
+            f"user ids have type {np.asarray(ids).dtype} and shape {np.shape(ids)}; expected "
+            f"{rows[0]} integers, one for each training example"
         )
     channels = dataset.train.images.shape[-1:]
     if not np.shape(dataset.mean) == np.shape(dataset.std) == channels:
         raise DataError(
-            f"mean of shape {np.shape(dataset.mean)} and std of shape {np.shape(dataset.std)}; "
+            f"mean and std have shapes {np.shape(dataset.mean)} and {np.shape(dataset.std)}; "
             f"expected {channels}, a number for each channel"
         )
     if not (np.isfinite([dataset.mean, dataset.std]).all() and np.all(dataset.std > 0)):
         raise DataError(
-            f"mean {dataset.mean} and std {dataset.std}: both must be finite, and std above 0"
+            f"mean and std must be finite, and std above 0, got {dataset.mean} and {dataset.std}"
         )
 
 
 def hold_out(dataset: Dataset, num_examples: int, of: Split | None = None) -> Dataset:
-    """Sets `num_examples` training examples with the smallest hashes aside, as the test split.
+    """Moves the `num_examples` training examples with the smallest hashes to the test split.
 
     Adding one example to `dataset` adds exactly one example to `train`; `test` keeps its size, with
     at most one example exchanged. So the guarantee for adding or removing an example of `train`
     holds for `dataset`, too. The reason: a hash depends only on the example's image and label, not
     on its place or a seed. Equal examples have equal hashes and stay together, unless theirs is the
-    last hash that is set aside.
+    last hash that is held out.
 
-    It serves to choose hyper-parameters without the test split. A choice on held-out examples
-    reveals something about them, which no ε here covers. If `of` is given, its examples are hashed
-    in place of `dataset.train`, for example the images from which the data set's features were
-    computed. InputError if no training example would remain.
+    The split serves to choose hyper-parameters without the test split, which is dropped. Such a
+    choice reveals information about the held-out examples, and no ε here covers it. With `of`, its
+    examples are hashed in place of `dataset.train`: for features, the images that they were
+    computed from. InputError if no training example would remain.
     """
     total = len(dataset.train.labels)
     if num_examples == 0:
         return dataset
     if not 0 < num_examples < total:
-        raise InputError(f"dataset.holdout must be from 0 to {total - 1}, got {num_examples}")
-    aside = np.zeros(total, bool)
-    aside[np.argsort(image_hashes(of or dataset.train), kind="stable")[:num_examples]] = True
-    train, test = (Split(*(select(x, rows) for x in dataset.train)) for rows in (~aside, aside))
+        raise InputError(
+            f"--config.dataset.holdout must be from 0 to {total - 1}, got {num_examples}"
+        )
+    is_held_out = np.zeros(total, bool)
+    is_held_out[np.argsort(image_hashes(of or dataset.train), kind="stable")[:num_examples]] = True
+    parts = (~is_held_out, is_held_out)
+    train, test = (Split(*(select(x, rows) for x in dataset.train)) for rows in parts)
     return dataset._replace(train=train, test=test)
 
 
@@ -324,8 +327,8 @@ def image_hashes(split: Split) -> np.ndarray:
     )
     digests = []
     for image, label in zip(split.images, labels, strict=True):
-        first, others = label.tobytes()[:8], label.tobytes()[8:]
-        data = image.tobytes() + others
+        first, rest = label.tobytes()[:8], label.tobytes()[8:]
+        data = image.tobytes() + rest
         digests.append(
             hashlib.blake2b(data, digest_size=8, key=b"bam hold_out", salt=first).digest()
         )

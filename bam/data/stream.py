@@ -1,4 +1,4 @@
-"""Streaming: images stay encoded in their files, and threads decode each batch ahead of its step.
+"""Streaming: images stay encoded in their files, and threads decode each batch before its step.
 
 Memory holds all labels, and the images of the current batch and of about one more.
 """
@@ -15,7 +15,7 @@ from bam.core.sampling import PaddedBatch, rows_or_zeros
 from bam.data.common import Split, decode_images
 from bam.extras import needs
 
-CHUNK = 64  # rows that a thread reads at once
+CHUNK = 64  # rows that a thread reads in one call
 
 Encoded = Callable[[int], bytes | None]  # row -> its image, as a PNG or JPEG
 
@@ -24,7 +24,7 @@ class StoredImages:
     """Images `[..., h, w, c]`, uint8, in files: `images[rows]` reads those rows.
 
     Attributes:
-      shape: of the array of all images.
+      shape: shape of the array of all images.
       dtype: uint8.
     """
 
@@ -41,11 +41,11 @@ class StoredImages:
         """Makes the array.
 
         Args:
-          encoded: `number -> encoded image`.
-          image_shape: of each image.
-          rows: numbers of the images, in an array of any shape.
-          place: `number -> name of the image in errors`.
-          digest: returns a hash of all images in the files at the time of the call.
+          encoded: `row -> encoded image`.
+          image_shape: shape of each image.
+          rows: rows of the images, in an array of any shape.
+          place: `row -> name of the image in errors`.
+          digest: returns a hash of all images, as the files are at the time of the call.
         """
         self._encoded, self._image_shape, self._rows = encoded, image_shape, rows
         self._place, self._digest = place, digest
@@ -57,7 +57,7 @@ class StoredImages:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """The images of these rows, read now; DataError for a damaged one."""
+        """The images of these rows in memory; DataError for a damaged one."""
         rows = self._rows[index]
         numbers = np.ravel(rows).tolist()
         if not numbers:
@@ -68,14 +68,14 @@ class StoredImages:
         return images.reshape(*rows.shape, *self._image_shape)
 
     def select(self, index: Any) -> "StoredImages":
-        """The images of these rows, still unread; rows `[a, b]` give images `[a, b, h, w, c]`."""
+        """The images of these rows, not read yet; rows `[a, b]` give images `[a, b, h, w, c]`."""
         rows = self._rows[index]
         return StoredImages(self._encoded, self._image_shape, rows, self._place, self._digest)
 
     def content(self) -> bytes:
-        """Bytes that identify these images: their rows and a hash of the files as they are now.
+        """Bytes that identify these images: their rows and a hash of the files at this time.
 
-        Parquet files are read once for it, at about 1 GB/s on a fast disk.
+        The hash reads Parquet files once, at about 1 GB/s on a fast disk.
         """
         return self._digest() + self._rows.tobytes()
 
@@ -88,10 +88,10 @@ def content(array: Any) -> memoryview | bytes:
 
 
 def select(images: Any, index: Any) -> Any:
-    """`images[index]`; stored images stay unread."""
+    """`images[index]`, which does not read stored images or fill broadcast ones."""
     if isinstance(images, StoredImages):
         return images.select(index)
-    if isinstance(images, np.ndarray) and not any(images.strides):  # one number, broadcast
+    if isinstance(images, np.ndarray) and not any(images.strides):  # one number for all
         rows = np.broadcast_to(np.int8(0), images.shape[:1])[index].shape
         return np.broadcast_to(images.flat[0], rows + images.shape[1:])
     return images[index]
@@ -101,8 +101,8 @@ def rows_of(
     split: Split, indices: Int[np.ndarray, " m"], mask: Bool[np.ndarray, " m"] | None = None
 ) -> Split:
     """The examples of these rows in memory, with zeros where the mask is False."""
-    shown = np.ones(len(indices), bool) if mask is None else mask
-    return Split(*(rows_or_zeros(x, indices, shown) for x in split))
+    mask = np.ones(len(indices), bool) if mask is None else mask
+    return Split(*(rows_or_zeros(x, indices, mask) for x in split))
 
 
 def ahead(
@@ -112,12 +112,12 @@ def ahead(
     steps: range,
     num_threads: int = 2,
 ) -> Iterator[tuple[Split, PaddedBatch]]:
-    """Yields each step's examples and batch, in order; threads read them ahead.
+    """Yields the examples and the batch of each step in order, while threads read later ones.
 
     Args:
       split: the training data.
-      batch_of: `step -> batch` with `capacity` rows, or more if a draw exceeds them.
-      capacity: number of rows that are read ahead; further ones are read when their step comes.
+      batch_of: `step -> batch` with `capacity` rows, or more if a draw exceeds the capacity.
+      capacity: number of rows that are read ahead; further rows are read when their step comes.
       steps: the remaining steps of a run.
       num_threads: number of threads that read and decode; about one batch is read ahead.
     """
@@ -125,19 +125,19 @@ def ahead(
         import grain
 
     chunks = math.ceil(capacity / CHUNK)
-    drawn = functools.lru_cache(maxsize=4)(batch_of)
+    batch_at = functools.lru_cache(maxsize=4)(batch_of)  # several chunks share a batch
 
     def read(number: int) -> Split:
         step, part = divmod(number, chunks)
         indices, mask = (
-            np.asarray(x)[part * CHUNK : (part + 1) * CHUNK] for x in drawn(steps[step])[:2]
+            np.asarray(x)[part * CHUNK : (part + 1) * CHUNK] for x in batch_at(steps[step])[:2]
         )
         return rows_of(split, indices, mask)
 
     read_ahead = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=chunks)
     parts = iter(grain.MapDataset.range(len(steps) * chunks).map(read).to_iter_dataset(read_ahead))
     for step in steps:
-        batch = drawn(step)
+        batch = batch_at(step)
         beyond = (np.asarray(x)[chunks * CHUNK :] for x in batch)
         examples = [*(next(parts) for _ in range(chunks)), rows_of(split, *beyond)]
         yield Split(*map(np.concatenate, zip(*examples, strict=True))), batch

@@ -1,8 +1,8 @@
 """User-level privacy: an id for each training row, and at most k examples of each user.
 
 Batches then draw users, not examples, and the gradient of a user's mean loss is clipped as one. So
-the guarantee protects *all* rows of a user together. It is only as good as the ids: a person with
-two ids counts as two users.
+the guarantee protects *all* rows of a user together. It relies on the ids: a person with two ids
+counts as two users, and each of the two is protected separately.
 """
 
 from pathlib import Path
@@ -21,24 +21,25 @@ from bam.data.stream import select
 
 
 def column(folder: Path | None) -> str:
-    """The column of user ids that `bam data import` wrote; "" if it knew no users."""
+    """The column of user ids that `bam data import` wrote; "" if the import had no users."""
     return str(manifest(folder).get("ids", ""))
 
 
 def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:
-    """A data set with the ids of its training rows, as a config's `dataset.groups` names them.
+    """The data set with the user ids of its training rows, from a config's `dataset.groups`.
 
-    `groups` is a `.npy` file of integers, one for each row in the order of the source, or a column
-    of the Parquet files in `folder` (None if there are none). DataError for ids that are missing or
-    damaged, or whose number is not that of the rows.
+    `groups` is a `.npy` file with an integer for each row in the order of the source, or a column
+    of the Parquet files in `folder` (None without Parquet files). DataError for missing or damaged
+    ids, and for a number of ids that is not the number of rows.
     """
     if dataset.users is not None:
-        raise DataError(f"{dataset.name} has ids of its own: dataset.groups must be empty")
+        raise DataError(f"{dataset.name} already has user ids: leave out --config.dataset.groups")
     if groups.endswith(".npy"):
         ids = _from_npy(files.user_path(groups))
     elif folder is None:
         raise DataError(
-            f"dataset.groups {groups!r} is no .npy file; columns are those of Parquet files alone"
+            f"--config.dataset.groups={groups} is not a .npy file, and only Parquet files have "
+            "columns of ids"
         )
     else:
         ids = datasets.reader("parquet").read_ids(folder, groups)
@@ -51,8 +52,8 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
     """The data set with one training row for each user; with a size of 0 the data set itself.
 
     Args:
-      dataset: with U different ids in `users`.
-      size: k, the largest number of examples used of a user, see `table`.
+      dataset: a data set with U different ids in `users`.
+      size: k, the largest number of examples that are used of a user, see `table`.
 
     Returns:
       A data set whose `train` has images `[U, k, h, w, c]` and labels `[U, k, ...]`, without
@@ -66,14 +67,15 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
     ids = getattr(dataset, "users", None)
     if ids is None and size:
         raise DataError(
-            f"dataset.group_size is {size}, but the data have no ids of users: dataset.groups names"
-            " them"
+            f"--config.dataset.group_size={size} needs user ids: add "
+            "--config.dataset.groups=COLUMN or --config.dataset.groups=FILE.npy"
         )
     if ids is None:
         return dataset
     if not size:
         raise DataError(
-            "the data have ids of users: set dataset.group_size, the most examples used of each"
+            "the data have user ids: add --config.dataset.group_size=K, the most examples that are "
+            "used of a user"
         )
     images, labels = dataset.train
     ids = with_id(ids)
@@ -82,17 +84,18 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
         num_bytes = num_users * size * images[0].nbytes
         check_memory(num_bytes, f"{num_users} users of {size} examples each")
     rows = table(ids, size)
-    own = np.where(rows == EMPTY, rows[:, :1], rows)
+    padded = np.where(rows == EMPTY, rows[:, :1], rows)  # with the user's first row
     missing = (rows == EMPTY).reshape(*rows.shape, *(1,) * (labels.ndim - 1))
     empty = np.nan if np.issubdtype(labels.dtype, np.floating) else EMPTY
-    train = Split(select(images, own), np.where(missing, empty, labels[own]).astype(labels.dtype))
+    padded_labels = np.where(missing, empty, labels[padded]).astype(labels.dtype)
+    train = Split(select(images, padded), padded_labels)
     return dataset._replace(train=train, users=None)
 
 
 def in_one_row(
     views: Num[Array, "k views h w c"], labels: Num[np.ndarray | Array, "k ..."]
 ) -> tuple[Num[Array, "inputs h w c"], Num[Array, "inputs ..."], Bool[Array, " inputs"]]:
-    """All views of a user's examples as one row of inputs, with labels and a mask of real ones."""
+    """A user's views on one axis of inputs, with their labels and a mask of real examples."""
     inputs = views.reshape(-1, *views.shape[2:])
     repeated = jnp.repeat(labels, views.shape[1], axis=0, total_repeat_length=len(inputs))
     empty = (
@@ -108,6 +111,7 @@ def keys_of(key: Array, num: int) -> Array:
 
 
 def _from_npy(file: Path) -> np.ndarray:
+    """The array in a `.npy` file; DataError for a missing or damaged one."""
     if not file.is_file():
         raise DataError(f"{file}: missing")
     try:  # mapped, so that a declared size takes no memory before the data are known to exist

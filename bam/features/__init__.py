@@ -1,6 +1,8 @@
-"""Fixed maps of images, which never saw private data, and the data sets of what they make.
+"""Fixed maps from images to features, fitted without private data, and data sets of features.
 
-It imports `core`, `data` and `models`.
+This folder imports `core`, `data` and `models`.
 """
 
-PRIOR_SHA256 = "05a248086a2102e342711323f382735074d436490129be992e809fce5cffaec7"  # of its file
+PRIOR_SHA256 = (
+    "05a248086a2102e342711323f382735074d436490129be992e809fce5cffaec7"  # prior.safetensors
+)

@@ -1,7 +1,7 @@
-"""Features of a frozen network whose weights are public: what stands before its last layer.
+"""Features of a frozen network with public weights: the inputs of its last layer.
 
-Training a linear model on them is private training of the network's last layer, in which the
-network itself is computed once for each image and not once for each step.
+Training a linear model on them is private training of the network's last layer. The network itself
+is computed once for each image, not once for each step.
 """
 
 from typing import Any
@@ -27,41 +27,43 @@ def backbone(
 ) -> FeatureMap:
     """The feature map of a network of `bam.models`, `[n, h, w, c] -> [n, 1, 1, features]`.
 
-    What is not given of size, mean and std, and how images are resized, is as the file beside the
-    weights says (`bam.models.normalisation`); without one 224, 0.5, 0.5 and bilinear.
+    The file beside the weights says how images are resized, and the size, mean and std that are not
+    given (`bam.models.normalisation`). Without this file they are bilinear, 224, 0.5 and 0.5.
 
     Args:
       model: a Vision Transformer or a ResNet, such as "vit_s16".
-      weights: a safetensors file, of this library, timm or transformers. It must be public: what
-        it learned from the private images no ε covers.
-      size: images are resized to squares of so many pixels, grey ones made of three channels.
-      mean: of pixels in [0, 1], as the weights were trained with: one number, or one a colour.
-      std: likewise.
+      weights: a safetensors file by this library, timm or transformers. It must be public: if it
+        was trained on the private images, no ε covers that.
+      size: side in pixels of the squares that images are resized to. A grey image is repeated in
+        three channels.
+      mean: the mean of pixels in [0, 1] that the weights were trained with, for all colours or one
+        a colour.
+      std: the standard deviation, as the mean.
 
     Raises:
-      InputError: for a model that is none of these, or as `finetune.load` and `expected`.
+      InputError: for another model; also as `finetune.load` and `expected`.
     """
     if not model.startswith(("vit_", "resnet18", "resnet50")):
-        raise InputError(f"features.model is a vision transformer or a ResNet, not {model!r}")
+        needed = "must be a vision transformer or a ResNet"
+        raise InputError(f"--config.features.model={model!r} {needed}, such as vit_s16")
     if not weights:
-        raise InputError("features.name=backbone needs weights: set features.weights")
+        raise InputError("features.name=backbone needs weights: add --config.features.weights=FILE")
     pixels = expected(weights, mean=mean, std=std, size=size)
     shape = (*(pixels.size or (224, 224)), COLOURS)
-    whole = models.as_functions(models.create(model, 2, 64), shape)
-    like = jax.eval_shape(whole.init, jax.random.key(0))
-    named = finetune.load(weights, "^head", like, shape)
-    params = finetune.begin({}, named)
+    network = models.as_functions(models.create(model, 2, 64), shape)
+    like = jax.eval_shape(network.init, jax.random.key(0))
+    params = finetune.begin({}, finetune.load(weights, "^head", like, shape))
     headless = models.MODELS[model].make(0, 64)
-    way = IN_JAX[pixels.interpolation]
-    # One number for all colours is a constant of the program, as it always was.
+    method = IN_JAX[pixels.interpolation]
+    # A scalar if all colours share one number, so that the program stays as in earlier versions.
     centre, scale = (
         x[0] if len({*x}) == 1 else np.array(x, np.float32) for x in (pixels.mean, pixels.std)
     )
 
     def features(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n 1 1 f"]:
         n, *_, channels = images.shape
-        resized = jax.image.resize(images, (n, *shape[:2], channels), way)
-        if way in ("cubic", "lanczos3"):  # as pixels have it
+        resized = jax.image.resize(images, (n, *shape[:2], channels), method)
+        if method in ("cubic", "lanczos3"):  # they overshoot, which pixels of 8 bits cannot
             resized = jnp.clip(resized, 0, 1)
         if channels == 1:
             resized = jnp.broadcast_to(resized, (n, *shape))
@@ -71,10 +73,10 @@ def backbone(
     return features
 
 
-def expected(weights: str, **given: Any) -> Normalisation:
-    """What weights expect of images: `mean`, `std`, `size` as given, or by the file beside them.
+def expected(weights: str, **options: Any) -> Normalisation:
+    """The normalisation that weights expect: `mean`, `std`, `size`, else the file beside them.
 
     Raises:
       InputError: as `normalisation.expected_by`.
     """
-    return normalisation.expected_by(finetune.file_of(weights), given, "features.", DEFAULT)
+    return normalisation.expected_by(finetune.file_of(weights), options, "features.", DEFAULT)

@@ -1,7 +1,7 @@
-"""Images of no thing: dead leaves, which a program draws and no photograph went into.
+"""Draws images without a photograph: dead leaves, and random fields.
 
-Discs, bars and triangles of random sizes, colours and shades cover one another until nothing of the
-ground is left: like photographs, they have edges and flat parts at all scales.
+Discs, bars and triangles of random sizes, colours and shades cover one another until nothing is
+bare. Like photographs, such images have edges and flat parts at all scales.
 
 Source: Lee, Mumford and Huang 2001; Baradad et al. 2021, arXiv 2106.05963 (learning to see by
 looking at noise).
@@ -14,7 +14,7 @@ SIDE = 32
 
 
 def dead_leaves(rng: np.random.Generator) -> Float[np.ndarray, "32 32 3"]:
-    """One image, pixels in [0, 1]; radii have a density of about r^-2.5."""
+    """One image with pixels in [0, 1]. Radii are Pareto with a density of about r^-2.5."""
     image = np.zeros((SIDE, SIDE, 3), np.float32)
     bare = np.ones((SIDE, SIDE), bool)
     y, x = np.mgrid[:SIDE, :SIDE]
@@ -42,20 +42,20 @@ def dead_leaves(rng: np.random.Generator) -> Float[np.ndarray, "32 32 3"]:
 
 
 def random_field(rng: np.random.Generator) -> Float[np.ndarray, "32 32 3"]:
-    """One image of random phases, so without edges, and with the spectrum of photographs."""
+    """One image with the spectrum of photographs and random phases, so without edges."""
     grey, *colours = (_texture(rng, rng.uniform(0.8, 1.6)) for _ in range(4))
     image = 0.5 + 0.2 * grey[..., None] + 0.06 * np.stack(colours, axis=-1)
     return np.clip(image, 0, 1).astype(np.float32)
 
 
 def _colour(rng: np.random.Generator) -> Float[np.ndarray, "3"]:
-    """Brightness from 0 to 1, and a little colour."""
+    """A grey level from 0 to 1, plus a small random colour with mean 0."""
     colour = 0.12 * rng.normal(size=3)
     return np.asarray(rng.uniform(0, 1) + colour - colour.mean())
 
 
 def _texture(rng: np.random.Generator, slope: float) -> Float[np.ndarray, "32 32"]:
-    """A random field with deviation 1 and an amplitude of frequency^-slope."""
+    """A Gaussian random field with deviation 1 and the amplitude spectrum frequency^-slope."""
     rows, columns = np.fft.fftfreq(SIDE)[:, None], np.fft.rfftfreq(SIDE)
     frequency = np.hypot(rows, columns)
     frequency[0, 0] = np.inf

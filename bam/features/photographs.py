@@ -1,6 +1,6 @@
-"""Two public photographs, which come inside scikit-learn: what natural images look like.
+"""Crops of the two public photographs in scikit-learn, as a sample of natural images.
 
-Statistics of them, unlike those of private images, cost no privacy.
+Statistics of them cost no privacy, unlike statistics of private images.
 """
 
 import numpy as np
@@ -9,13 +9,13 @@ from jaxtyping import Float32
 from bam.data.common import DataError
 from bam.extras import needs
 
-SHRUNK = (3, 4, 6, 8)  # by these factors, so that a crop shows things, as a small image does
+SHRUNK = (3, 4, 6, 8)  # factors; a crop of a shrunk photograph shows objects, as small images do
 
 
 def crops(size: int = 32, channels: int = 3) -> Float32[np.ndarray, "n size size channels"]:
-    """Square crops of the photographs at several scales, pixels in [0, 1]; always the same.
+    """Square crops of the photographs at several scales, with pixels in [0, 1]; always the same.
 
-    Grey ones with one channel. Neighbours overlap by half.
+    Neighbours overlap by half. With one channel the crops are grey.
     """
     if channels not in (1, 3):
         raise DataError(f"photographs have 3 channels, or 1 when grey, not {channels}")
@@ -28,8 +28,8 @@ def crops(size: int = 32, channels: int = 3) -> Float32[np.ndarray, "n size size
             pixels = pixels.mean(axis=-1, keepdims=True)
         for factor in SHRUNK:
             height, width = (side // factor for side in pixels.shape[:2])
-            whole = pixels[: height * factor, : width * factor]
-            small = whole.reshape(height, factor, width, factor, channels).mean(axis=(1, 3))
+            even = pixels[: height * factor, : width * factor]  # sides are multiples of the factor
+            small = even.reshape(height, factor, width, factor, channels).mean(axis=(1, 3))
             squares += [
                 small[top : top + size, left : left + size]
                 for top in range(0, height - size + 1, size // 2)

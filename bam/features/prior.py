@@ -1,19 +1,21 @@
-r"""Features that no photograph paid for: a fixed map whose weights come from drawn images alone.
+r"""Features learned without any photograph: a fixed map with weights from generated images.
 
-An image of any size from 28 to 256 is resized to 32×32. A patch x of it, less its mean and over its
-deviation, answers to the filters that spherical k-means learned from whitened patches of dead
-leaves (`bam.features.dead_leaves`), $r = \max(0, d_k^\top Z (x - \mu) - 1.5)$. Features are
+An image with sides from 28 to 256 is resized to 32×32. Each patch x has its mean subtracted and is
+divided by its deviation. Spherical k-means learned filters $d_k$ from whitened patches of dead
+leaves (`bam.features.dead_leaves`). The response is $r = \max(0, d_k^\top Z (x - \mu) - 1.5)$, and
+the features are
 
 $$\sqrt{\overline{r}_\text{quarter}}, \qquad \sqrt{\overline{S x}_\text{sixteenth}}$$
 
-for filters of the image and of the image at half its size, and for the scattering transform S
-(`bam.features.scattering`); means are over these places, and over the image and its mirror image.
-Each part is whitened by its moments in dead leaves, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and
-brought to mean 0 and equal variance within an image; all are 10 long together, and each has the
-same share of that. The square root (Hellinger's) makes the strong answers of edges count less.
+for filters on the image ("fine"), for filters on the image at half its size ("coarse"), and for the
+scattering transform S (`bam.features.scattering`). Means are over the places in a quarter or a
+sixteenth of the image, and over the image and its mirror image. Each of the three parts is whitened
+by its moments in dead leaves, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$. Then each part of an image
+is scaled to mean 0 and equal variance, so that all features have L2 norm 10 and each part an equal
+share of it. The square root (Hellinger's) reduces the weight of the strong responses of edges.
 
-Source: Coates, Lee and Ng 2011 (features of k-means); Perronnin, Sánchez and Mensink 2010 (square
-root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior of private training).
+Source: Coates, Lee and Ng 2011 (k-means features); Perronnin, Sánchez and Mensink 2010 (square
+root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior for private training).
 `scripts/prior.py` makes the weights.
 """
 
@@ -41,7 +43,7 @@ SIDE, LEAST, MOST = 32, 28, 256
 PATCH = 6
 FLOOR = 10 / 255**2  # added to a patch's variance, so that flat ones stay flat
 THRESHOLD = 1.5
-LENGTH = 10.0  # of an image's features: short enough for Adam, at usual rates
+LENGTH = 10.0  # L2 norm of an image's features: short enough for Adam at usual learning rates
 PARTS = ("fine", "coarse", "scattering")
 
 AnyArray = TypeVar("AnyArray", np.ndarray, Array)
@@ -49,13 +51,14 @@ Weights = Mapping[str, Float[np.ndarray, "..."]]
 
 
 def prior(digest: str = "") -> FeatureMap:
-    """The map of images, grey or of three channels, to float32 `[n, 1, 1, features]`.
+    """The map of images with one or three channels to float32 `[n, 1, 1, features]`.
 
     Args:
-      digest: SHA-256 of the weights that a model was trained with; "": of this version's.
+      digest: SHA-256 of the weights that a model was trained with; "" for those of this version.
 
     Raises:
-      DataError: for weights that are not those; by the map, for images of other sizes and channels.
+      DataError: if `digest` or the file is of other weights. The map raises it for images of other
+        sizes or channels.
 
     Examples:
       >>> prior()(jnp.zeros((1, 28, 40, 1))).shape
@@ -63,27 +66,30 @@ def prior(digest: str = "") -> FeatureMap:
     """
     content = FILE.read_bytes() if FILE.is_file() else b""
     if hashlib.sha256(content).hexdigest() != PRIOR_SHA256:
-        raise DataError(f"{FILE} is not the weights of this release: it is damaged")
+        raise DataError(f"{FILE} is damaged: install bam again")
     if digest not in ("", PRIOR_SHA256):
-        raise DataError(f"the model has other weights of features.name=prior: {digest}")
+        raise DataError(
+            f"the model was trained with other weights of features.name=prior ({digest}): use the "
+            "version of bam that trained it"
+        )
     return with_weights(safetensors.numpy.load(content))
 
 
-def with_weights(named: Weights) -> FeatureMap:
-    """The map by weights, whose names are `CHANNELS/PART/…`, as `scripts/prior.py` makes them."""
-    named = {name: np.asarray(value, np.float32) for name, value in named.items()}
+def with_weights(weights: Weights) -> FeatureMap:
+    """The map with these weights, which are called `CHANNELS/PART/…` (`scripts/prior.py`)."""
+    weights = {name: np.asarray(value, np.float32) for name, value in weights.items()}
 
     def features(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n 1 1 f"]:
         _, height, width, channels = images.shape
         if not (LEAST <= min(height, width) <= max(height, width) <= MOST and channels in (1, 3)):
             raise DataError(
-                f"features.name=prior takes images of {LEAST} to {MOST} pixels a side, grey or of "
-                f"three channels, got {height} × {width} × {channels}"
+                f"features.name=prior takes images of {LEAST} to {MOST} pixels a side with 1 or 3 "
+                f"channels, got {height} × {width} × {channels}"
             )
 
         def whitened(part: str) -> Float[Array, "n f"]:
-            own = {k: named[f"{channels}/{part}/{k}"] for k in ("centre", "matrix")}
-            planes = (raw(images, part, named) - own["centre"]) @ own["matrix"]
+            centre, matrix = (weights[f"{channels}/{part}/{k}"] for k in ("centre", "matrix"))
+            planes = (raw(images, part, weights) - centre) @ matrix
             return jax.nn.standardize(planes.reshape(len(images), -1))
 
         each = [whitened(part) for part in PARTS]
@@ -94,9 +100,9 @@ def with_weights(named: Weights) -> FeatureMap:
 
 
 def raw(
-    images: Float[np.ndarray | Array, "n h w c"], part: str, named: Weights
+    images: Float[np.ndarray | Array, "n h w c"], part: str, weights: Weights
 ) -> Float[Array, "n places k"]:
-    """A part's answers before they are whitened: square roots of what is averaged over places."""
+    """The features of a part before whitening: square roots of means over places."""
     n, *_, channels = images.shape
     pixels = jnp.asarray(images, jnp.float32)
     pixels = jax.image.resize(pixels, (n, SIDE, SIDE, channels), "linear")
@@ -106,7 +112,7 @@ def raw(
     else:
         if part == "coarse":
             pixels = halved(pixels)
-        filters = (named[f"{channels}/{part}/{k}"] for k in ("mean", "projection"))
+        filters = (weights[f"{channels}/{part}/{k}"] for k in ("mean", "projection"))
         answers = _pooled(pixels, *filters)
     return jnp.sqrt(jnp.maximum(answers, 0))
 
@@ -118,7 +124,7 @@ def halved(images: Float[AnyArray, "n h w c"]) -> Float[AnyArray, "n h2 w2 c"]:
 
 
 def patches(image: Float[Array, "h w c"]) -> Float[Array, "places p"]:
-    """All patches, `normalised`."""
+    """All patches of an image, `normalised`."""
     height, width = (side - PATCH + 1 for side in image.shape[:2])
     shifted = [image[i : i + height, j : j + width] for i in range(PATCH) for j in range(PATCH)]
     rows = jnp.concatenate(shifted, axis=-1).reshape(height * width, -1)
@@ -128,7 +134,7 @@ def patches(image: Float[Array, "h w c"]) -> Float[Array, "places p"]:
 def normalised(
     rows: Float[AnyArray, "places p"], sqrt: Callable[[AnyArray], AnyArray]
 ) -> Float[AnyArray, "places p"]:
-    """Patches, less their means and over their deviations; `sqrt` is that of their library."""
+    """`(x - mean) / sqrt(variance + FLOOR)` of each patch; `sqrt` is that of NumPy or JAX."""
     rows = rows - rows.mean(axis=-1, keepdims=True)
     return rows / sqrt(rows.var(axis=-1, keepdims=True) + FLOOR)
 
@@ -136,9 +142,9 @@ def normalised(
 def _pooled(
     images: Float[Array, "n s s c"], mean: np.ndarray, projection: np.ndarray
 ) -> Float[Array, "n 4 k"]:
-    """Means over quarters of what exceeds the threshold, and over the image and its mirror image.
+    """Responses above the threshold, averaged over each quarter and over image and mirror image.
 
-    Images are mapped one by one: the answers of one stay in the processor's cache.
+    Images are mapped one by one, so that the responses of one stay in the processor's cache.
     """
     side = images.shape[1] - PATCH + 1
     halves = np.zeros((2, side), np.float32)

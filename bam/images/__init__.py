@@ -1,4 +1,5 @@
-"""What a folder of photographs or scans becomes: its files listed, decoded, imported, checked.
+"""Turns a folder of photographs or scans into a data set: lists, decodes, imports and checks files.
 
-It imports `core`, `privacy` and `data`. Only the commands and `bam.release.predict` import it.
+This folder imports `core`, `privacy` and `data`. Only the commands and `bam.release.predict` import
+it.
 """

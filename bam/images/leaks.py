@@ -1,4 +1,4 @@
-"""What ε does not see: the same picture, or the same person, in places that count as different."""
+"""Warns of what ε cannot see: one picture or person that counts as two, and too few images."""
 
 import os
 from collections import Counter, defaultdict
@@ -15,9 +15,9 @@ from bam.data.preprocessing import Target
 from bam.images import importing, pixels
 from bam.images.listing import Example
 
-FEW = 10  # test images of a class, below which its figures are mostly chance
+FEW = 10  # test images of a class; with fewer its figures are mostly chance
 LARGE = 30  # a label that a few hundred clipped steps hardly reach
-ALIKE = 8  # of 255: the most by which a pixel differs of two pictures that look alike
+ALIKE = 8  # largest difference (255: black to white) between pixels of pictures that look alike
 
 
 def lines(
@@ -27,10 +27,10 @@ def lines(
     near: bool,
     pool: Executor,
 ) -> list[str]:
-    """Warnings about a list of images: counts alone, marked NOT PRIVATE.
+    """Warnings about a list of images; they hold counts and are marked NOT PRIVATE.
 
-    They are of files with the same bytes (if `near`, of pictures that look alike, too) in both
-    splits or of two users, of users with most of the images, and of classes with few to test on.
+    They report identical files (with `near`, also pictures that look alike) in both splits or with
+    two users or labels; a user with most of the images; and classes with few test images.
     """
     split = [importing.split_of(x, options.test_share) for x in examples]
     users, labels = [x.user for x in examples], [x.label for x in examples]
@@ -38,42 +38,41 @@ def lines(
     if near:
         kinds["they look alike"] = _alike(folder, examples, options, pool)
     warnings = []
-    places = {
-        "both in training and in test": split,
-        "of more than one user": users,
-        "of more than one label": labels,
+    attributes = {
+        "in training and in test": split,
+        "of several users": users,
+        "with several labels": labels,
     }
     for kind, groups in kinds.items():
-        for where, own in places.items():
-            if num := sum(len({own[x] for x in group}) > 1 for group in groups):
-                pictures = "1 picture is" if num == 1 else f"{num:,} pictures are"
-                warnings.append(f"{pictures} {where} ({kind})")
+        for difference, values in attributes.items():
+            if num := sum(len({values[x] for x in group}) > 1 for group in groups):
+                warnings.append(f"{files.have(num, 'picture')} copies {difference} ({kind})")
         if groups and not users[0]:
             num = sum(map(len, groups)) - len(groups)
             copies = "1 picture is a copy" if num == 1 else f"{num:,} pictures are copies"
             warnings.append(f"{copies} ({kind}); ε protects one of the copies, not all")
     images = Counter(zip(labels, split, strict=True))
-    few = [x for x in options.classes if images[x, "test"] < FEW or not images[x, "train"]]
-    if few and options.kind == "class":
-        shown = ", ".join(
+    small = [x for x in options.classes if images[x, "test"] < FEW or not images[x, "train"]]
+    if small and options.kind == "class":
+        counts = ", ".join(
             f"{x} ({images[x, 'train']:,} to train, {images[x, 'test']:,} to test)"
-            for x in few[:12]
-        ) + (", …" if few[12:] else "")
-        have = files.have(len(few), "class")
-        is_drawn = not any(x.split for x in examples)
+            for x in small[:12]
+        ) + (", …" if small[12:] else "")
+        classes_have = files.have(len(small), "class")
+        is_hashed = not any(x.split for x in examples)
         least = min(images[x, "train"] + images[x, "test"] for x in options.classes)
         num = min(FEW, max(1, least // 5))
-        choose = f"; --stratify={num} takes so many of each class" if is_drawn and least > 1 else ""
+        remedy = f"; --stratify={num} takes {num} of each class" if is_hashed and least > 1 else ""
         warnings.append(
-            f"{have} fewer than {FEW} test images, or no training image: {shown}; see figures by "
-            f"class (bam report), not accuracy alone{choose}"
+            f"{classes_have} fewer than {FEW} test images, or no training image: {counts}; see "
+            f"figures by class (bam report), not accuracy alone{remedy}"
         )
     target = Target(*(options.preprocessing.target or ()))
     numbers = [target.learned(float(x)) for x in labels if options.kind == "number"]
     if (most := max(map(abs, numbers), default=0)) > LARGE:
         warnings.append(
-            f"labels reach {most:,.4g}: a network begins near 0 and takes short steps, so give "
-            "--target_offset and --target_scale: public numbers near their mean and their spread"
+            f"labels reach {most:,.4g}, which a network that begins near 0 learns slowly: add "
+            "--target_offset and --target_scale, public numbers near the mean and the spread"
         )
     warnings = [f"NOT PRIVATE: {x}" for x in warnings + _user_warnings(users)]
     if not users[0]:
@@ -85,18 +84,18 @@ def lines(
 
 
 def _same_bytes(paths: Sequence[Path], pool: Executor) -> list[list[int]]:
-    """Files in groups of the same bytes; where sizes differ nothing is read."""
-    there = [i for i, x in enumerate(paths) if os.path.isfile(x) and os.access(x, os.R_OK)]
-    sizes = {i: size for i in there if (size := paths[i].stat().st_size)}
+    """Numbers of the files in groups with the same bytes; reads files of equal size alone."""
+    readable = [i for i, x in enumerate(paths) if os.path.isfile(x) and os.access(x, os.R_OK)]
+    sizes = {i: size for i in readable if (size := paths[i].stat().st_size)}
     times = Counter(sizes.values())
-    several = [i for i, size in sizes.items() if times[size] > 1]
-    return _grouped(several, pool.map(importing.sha256, [paths[i] for i in several]))
+    candidates = [i for i, size in sizes.items() if times[size] > 1]
+    return _grouped(candidates, pool.map(importing.sha256, [paths[i] for i in candidates]))
 
 
 def _alike(
     folder: Path, examples: Sequence[Example], options: importing.Options, pool: Executor
 ) -> list[list[int]]:
-    """Examples in groups that look alike at 8 × 8 grey pixels."""
+    """Numbers of the examples in groups that look alike at 8 × 8 grey pixels."""
     grey = options.preprocessing._replace(size=(8, 8), channels=1)
 
     def small(example: Example) -> np.ndarray | None:
@@ -109,16 +108,18 @@ def _alike(
     if not read:
         return []
     pictures = np.stack(list(read.values()))
-    different, which = np.unique(pictures, axis=0, return_inverse=True)
+    # The tree gives four neighbours a picture, so equal pictures would crowd out those alike.
+    different, inverse = np.unique(pictures, axis=0, return_inverse=True)
     tree, num = spatial.KDTree(different.astype(np.float32)), len(different)
     near = tree.query(tree.data, k=4, p=np.inf, distance_upper_bound=ALIKE + 0.5)[1].ravel()
-    own, is_near = np.repeat(np.arange(num), 4), near < num
-    pairs = sparse.coo_array((is_near[is_near], (own[is_near], near[is_near])), (num, num))
+    source, is_near = np.repeat(np.arange(num), 4), near < num  # `num` marks a missing neighbour
+    pairs = sparse.coo_array((is_near[is_near], (source[is_near], near[is_near])), (num, num))
     group = sparse.csgraph.connected_components(pairs, directed=False)[1]
-    return _grouped(list(read), group[which.ravel()].tolist())
+    return _grouped(list(read), group[inverse.ravel()].tolist())
 
 
 def _grouped(numbers: Sequence[int], keys: Iterable[object]) -> list[list[int]]:
+    """Groups of two or more numbers with the same key."""
     groups = defaultdict[object, list[int]](list)
     for number, key in zip(numbers, keys, strict=True):
         groups[key].append(number)
@@ -126,15 +127,16 @@ def _grouped(numbers: Sequence[int], keys: Iterable[object]) -> list[list[int]]:
 
 
 def _user_warnings(users: Sequence[str]) -> list[str]:
-    """Of users who have most of the images, or who may be one."""
+    """Warnings of users that may be one person, and of a user with most of the images."""
     images = Counter(filter(None, users))
     warnings = []
     if same := len(images) - len({" ".join(x.casefold().split()) for x in images}):
-        warnings.append(f"users that differ from another in case or spaces alone: {same:,}")
+        num = files.counted(same, "user")
+        warnings.append(f"{num} spelled like another but for case or spaces: the same person?")
     if (most := max(images.values(), default=0)) > len(users) / 2:
-        kept = (f"{k} keeps {sum(min(k, x) for x in images.values()):,}" for k in (1, 4, 16, 64))
+        sums = {k: sum(min(k, x) for x in images.values()) for k in (1, 4, 16, 64)}
         warnings.append(
-            f"one user has {most:,} of {len(users):,} images; --config.dataset.group_size="
-            f"{', '.join(kept)} of them"
+            f"one user has {most:,} of {len(users):,} images; --config.dataset.group_size=K keeps "
+            f"{', '.join(f'{num:,} images for K={k}' for k, num in sums.items())}"
         )
     return warnings

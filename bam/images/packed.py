@@ -1,4 +1,4 @@
-"""A folder that is packed in a zip or tar file, of somebody who need not be trusted."""
+"""Unpacks a zip or tar file, whose author need not be trusted, into a temporary folder."""
 
 import bz2
 import contextlib
@@ -23,9 +23,9 @@ from bam.images.listing import JUNK
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 MOST_FILES = 10_000_000
-DEEPEST = 100  # folders within each other; Python's removal of some thousand fails
-HEADER = 2**22  # bytes before a file in a tar: its name and other facts, which memory keeps
-SHARE = 2  # a file's content may take one part in so many of what the disk has free
+DEEPEST = 100  # nested folders; Python cannot remove some thousand
+HEADER = 2**22  # bytes before a file in a tar: its name and metadata, which stay in memory
+SHARE = 2  # the content may take 1 / SHARE of the free bytes of the disk
 _DAMAGE = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, ValueError,
     NotImplementedError, RuntimeError,
@@ -38,24 +38,24 @@ class _Member(NamedTuple):
     name: str
     num_bytes: int
     content: Callable[[], contextlib.AbstractContextManager[IO[bytes]]] | None  # None: a folder
-    refused: str = ""  # why it cannot be read
+    refused: str = ""  # the reason why it is not read
 
 
 def is_packed(path: Path) -> bool:
-    """Whether a path is a file whose name says that it is an archive."""
+    """Whether a path is a file with the suffix of an archive."""
     return path.name.lower().endswith(SUFFIXES) and path.is_file()
 
 
 @contextlib.contextmanager
-def unpacked(archive: Path, near: Path, whole: bool = False) -> Iterator[Path]:
-    """An archive's content in a folder beside `near`, for its owner alone; removed at the end.
+def unpacked(archive: Path, near: Path, keep_top: bool = False) -> Iterator[Path]:
+    """A folder beside `near` with an archive's content, readable by its owner; removed at the end.
 
-    Unless it is asked for as a `whole`, the folder is the only one of the archive, if there is one
-    alone. Files have the archive's time, which tells of a change.
+    If the archive holds a single folder, that folder is returned, unless `keep_top`. All files have
+    the archive's time, so a second import sees whether the archive changed.
 
     Raises:
-      DataError: for a path that leaves the folder, a link, a password, a name that is there twice,
-        a damaged archive, and one of more bytes than half of the disk's free ones.
+      DataError: for a path that leaves the folder, a link, a password, a repeated name, a damaged
+        archive, and a content larger than half of the free bytes of the disk.
     """
     new = [x for x in near.absolute().parents if not x.exists()]
     try:
@@ -70,18 +70,19 @@ def unpacked(archive: Path, near: Path, whole: bool = False) -> Iterator[Path]:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"{archive}: damaged, or of an unknown kind: {error}") from error
-        except OSError as error:  # gzip and bzip2 have no other for what is damaged
-            what = error.strerror or f"damaged, or of an unknown kind: {error}"
-            raise DataError(f"{archive}: {what}") from error
-        yield place if whole else _only_folder(place)
+        except OSError as error:  # gzip and bzip2 raise it for damaged data, without strerror
+            reason = error.strerror or f"damaged, or of an unknown kind: {error}"
+            raise DataError(f"{archive}: {reason}") from error
+        yield place if keep_top else _only_folder(place)
     finally:
         shutil.rmtree(place, ignore_errors=True)
         for folder in new:
-            with contextlib.suppress(OSError):  # it has the data set
+            with contextlib.suppress(OSError):  # not empty: it holds the data set
                 folder.rmdir()
 
 
 def _write(archive: Path, place: Path) -> None:
+    """Writes all members below `place`."""
     left = shutil.disk_usage(place).free // SHARE
     time = archive.stat().st_mtime_ns
     with contextlib.closing(_members(archive)) as members:
@@ -92,20 +93,20 @@ def _write(archive: Path, place: Path) -> None:
             _write_member(f"{archive}: {member.name[:200]}", member, place, left, time)
 
 
-def _write_member(where: str, member: _Member, place: Path, left: int, time: int) -> None:
-    """Writes a file or folder below `place`; `left` bytes may follow it."""
+def _write_member(location: str, member: _Member, place: Path, left: int, time: int) -> None:
+    """Writes a file or folder below `place`; DataError if `left`, the bytes still free, is < 0."""
     parts = PurePosixPath(member.name.replace("\\", "/")).parts
     if not parts and member.content is None:
         return  # the folder itself: "./"
     # The root of "//x" is "//", by POSIX.
     if not parts or ".." in parts or parts[0][0] == "/" or ":" in parts[0]:
-        raise DataError(f"{where}: leaves the folder")
+        raise DataError(f"{location}: leaves the folder")
     if len(parts) > DEEPEST:
-        raise DataError(f"{where}: more than {DEEPEST} folders within each other")
+        raise DataError(f"{location}: folders are nested more than {DEEPEST} deep")
     if member.refused:
-        raise DataError(f"{where}: {member.refused}; unpack it and import the folder")
+        raise DataError(f"{location}: {member.refused}; unpack it and import the folder")
     if left < 0:
-        raise DataError(f"{where}: the archive has too much for the disk: free some, or unpack it")
+        raise DataError(f"{location}: too much for the disk: free space, or unpack it elsewhere")
     path = place.joinpath(*parts)
     try:
         (path.parent if member.content else path).mkdir(parents=True, exist_ok=True)
@@ -114,13 +115,13 @@ def _write_member(where: str, member: _Member, place: Path, left: int, time: int
                 shutil.copyfileobj(packed, file)
             os.utime(path, ns=(time, time))
     except (FileExistsError, NotADirectoryError):
-        raise DataError(f"{where}: is there twice") from None
-    except OSError as error:  # a full disk, a long name, or a bzip2 stream that is damaged
-        raise DataError(f"{where}: {error.strerror or error}") from error
+        raise DataError(f"{location}: occurs twice in the archive") from None
+    except OSError as error:  # a full disk, a long name, or a damaged bzip2 stream
+        raise DataError(f"{location}: {error.strerror or error}") from error
 
 
 def _members(archive: Path) -> Generator[_Member, None, None]:
-    """Files and folders, in the order of the archive; sizes are at most those that are declared."""
+    """Files and folders, in the order of the archive; none is longer than its declared size."""
     if archive.name.lower().endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:
             for info in packed.infolist():
@@ -130,7 +131,7 @@ def _members(archive: Path) -> Generator[_Member, None, None]:
                 content: Any = functools.partial(packed.open, info) if is_file else None
                 yield _Member(info.filename, info.file_size, content, refused)
         return
-    # One file after the other, none kept.
+    # "r|" reads one file after the other and seeks nowhere.
     with contextlib.ExitStack() as opened:
         plain = opened.enter_context(_plain(archive))
         file: Any = _Limited(plain)
@@ -138,17 +139,17 @@ def _members(archive: Path) -> Generator[_Member, None, None]:
         for entry in stream:
             if entry.size < 0:
                 raise ValueError(f"{entry.name[:200]} has {entry.size} bytes")
-            is_known = entry.isfile() or entry.isdir()
-            refused = "" if is_known else "is a link or no ordinary file"
+            is_ordinary = entry.isfile() or entry.isdir()
+            refused = "" if is_ordinary else "is a link or a special file"
             content = functools.partial(stream.extractfile, entry) if entry.isfile() else None
             file.left = math.inf
             yield _Member(entry.name, entry.size, content, refused)
             file.left = HEADER
-        plain.read(HEADER)  # to the end, where checksums are
+        plain.read(HEADER)  # to the end, so that checksums are compared
 
 
 class _Limited:
-    """A file of which `left` bytes may be read."""
+    """A file from which `left` bytes may be read."""
 
     def __init__(self, file: io.BufferedIOBase) -> None:
         self.file, self.left = file, float(HEADER)
@@ -163,21 +164,21 @@ class _Limited:
 
 
 class _Header(tarfile.TarInfo):
-    """A header in a tar, of which `tarfile` takes a damaged one for the end."""
+    """A header in a tar; a damaged one is an error, where `tarfile` would take it for the end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
-        """A header of these bytes; ValueError in a tar that is damaged or cut short."""
+        """The header in these bytes; ValueError if the tar is damaged or cut short."""
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
-            if bytes(buf) == bytes(tarfile.BLOCKSIZE):  # the end
+            if bytes(buf) == bytes(tarfile.BLOCKSIZE):  # zeros mark the end
                 raise
             raise ValueError(f"{error}; is it cut short?") from error
 
 
 def _plain(archive: Path) -> io.BufferedIOBase:
-    """The tar in a file, by its first bytes; its checksums and all of its streams are read."""
+    """The tar in a file, decompressed by the format that its first bytes say."""
     with archive.open("rb") as file:
         head = file.read(6)
     if head.startswith(b"\x1f\x8b"):
@@ -188,10 +189,10 @@ def _plain(archive: Path) -> io.BufferedIOBase:
 
 
 def _only_folder(place: Path) -> Path:
-    """The folder that is meant: the only one, of an archive that has one alone at its top."""
+    """The innermost folder reached through single folders; junk beside them does not count."""
     while True:
         names = [x.name for x in place.iterdir()]
-        meant = [x for x in names if not x.startswith(".") and x.casefold() not in JUNK]
-        if len(meant) != 1 or not (place / meant[0]).is_dir():
+        names = [x for x in names if not x.startswith(".") and x.casefold() not in JUNK]
+        if len(names) != 1 or not (place / names[0]).is_dir():
             return place
-        place = place / meant[0]
+        place = place / names[0]

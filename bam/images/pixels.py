@@ -1,4 +1,4 @@
-"""The pixels of an image file as people have it, as a PNG of one size and 8 bits a channel."""
+"""Decodes an image file of any common format into a PNG of one size and 8 bits a channel."""
 
 import contextlib
 import gzip
@@ -26,21 +26,21 @@ with needs("data"):
     from PIL import Image, ImageCms, ImageOps
 
 Image.init()
-# Of Pillow's forty, those without programs of their own; an old Pillow has no AVIF.
+# The formats that Pillow reads without starting another program; an old Pillow lacks AVIF.
 SAFE = ("PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "JPEG2000", "AVIF")
 FORMATS = tuple(x for x in SAFE if x in Image.OPEN)
-MODES = {1: "L", 3: "RGB"}  # channels -> what Pillow calls them
+MODES = {1: "L", 3: "RGB"}  # channels -> mode of Pillow
 LIMIT = 2**27  # pixels of a file
-# Bytes that all threads of a process together may take to decode images.
+# Bytes of memory for decoding, shared by all threads of a process.
 DECODING = 2**32
-# Of a pixel, from the file to colours of 8 bits: at most 25 were measured, of JPEG 2000.
+# Bytes of memory a pixel, from the file to 8-bit colours: at most 25 measured, for JPEG 2000.
 PIXEL_BYTES = 32
 LOST = ("of one colour", "of two or three colours", "enlarged more than four times")
 ENLARGED = 4
 BITS, PHOTOMETRIC, ORIENTATION, SAMPLE_FORMAT = 258, 262, 274, 339  # tags of TIFF and EXIF
 CHANNELS, TILE_WIDTH, TILE_HEIGHT = 277, 322, 323
 NIFTI_BEGINNING = 2**24  # bytes before the numbers of a NIfTI file: its header and extensions
-_NO_IMAGE = {  # what a download may have left in an image's place -> what it is
+_NO_IMAGE = {  # first bytes of a failed download -> the error
     b"version https://git-lfs": "a Git LFS pointer, not the image; run git lfs pull",
     **dict.fromkeys((b"<!doctype html", b"<html"), "a web page, not an image; download it again"),
 }
@@ -51,27 +51,28 @@ _changed = threading.Condition()
 
 
 class _Opened(NamedTuple):
-    """What the header of a file says, before it is decoded."""
+    """The header of a file that is not decoded yet, and a function that decodes it."""
 
     size: tuple[int, int]  # height and width
-    bits: int | None  # of an unsigned number; None: signed or floating-point, of no declared range
-    read: Callable[[], Image.Image | np.ndarray]  # of 8 bits, or numbers [h, w] or [h, w, channels]
-    several: bool = False  # further frames or pages
+    bits: int | None  # bits of an unsigned number; None: signed or float, without a declared range
+    read: Callable[[], Image.Image | np.ndarray]  # 8 bits, or numbers [h, w] or [h, w, channels]
+    has_frames: bool = False  # more than one frame or page
     inverted: bool = False  # the least number is white
-    pixel_bytes: int = PIXEL_BYTES  # that decoding and what follows take at most, for a pixel
-    more_bytes: int = 0  # and for a file
+    pixel_bytes: int = PIXEL_BYTES  # most memory a pixel, for decoding and all that follows
+    more_bytes: int = 0  # most memory beyond that, for the file
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the image takes at most, until it has its size."""
+        """Most memory that the image takes until it is resized."""
         return self.size[0] * self.size[1] * self.pixel_bytes + self.more_bytes
 
 
 @contextlib.contextmanager
 def decoding(num_bytes: int) -> Iterator[None]:
-    """Waits until so many bytes are free of the `DECODING` that all threads share, and takes them.
+    """Waits until `num_bytes` of the `DECODING` bytes that threads share are free, and holds them.
 
-    A thread must not ask twice. InputError, in one line, for more than there are.
+    A thread must not nest two calls, or threads could wait for each other for ever. InputError for
+    more than `DECODING`.
     """
     if num_bytes > DECODING:
         raise InputError(f"decoding takes up to {num_bytes:,} bytes; at most {DECODING:,}")
@@ -87,7 +88,7 @@ def decoding(num_bytes: int) -> Iterator[None]:
 
 
 class WindowError(DataError):
-    """Files whose numbers need a window; `what` is said without the remedy of an import."""
+    """The numbers of files need a window. `what` is the message without the remedy of an import."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what}; {remedy}")
@@ -95,12 +96,12 @@ class WindowError(DataError):
 
 
 class Encoded(NamedTuple):
-    """A picture, and whether it may have lost what it showed.
+    """A picture, with a warning if it may have lost its content.
 
     Attributes:
-      png: pixels of 8 bits a channel and nothing else.
+      png: pixels of 8 bits a channel, without metadata.
       lost: one of `LOST`, or "".
-      numbers: the file's least and largest number, if a window left one colour of them.
+      numbers: the least and the largest number of the file, if a window left one colour only.
     """
 
     png: bytes
@@ -109,17 +110,17 @@ class Encoded(NamedTuple):
 
 
 def encoded(file: Path, preprocessing: Preprocessing) -> Encoded:
-    """An image file as a PNG of 8 bits a channel, and what it lost; else a DataError.
+    """An image file as a PNG of 8 bits a channel; DataError if it cannot be decoded.
 
-    It is what a viewer shows: the first frame, upright, in sRGB, on the background. It is resized
-    by Lanczos until it covers the size, and its middle is cut out.
+    The picture is as a viewer shows it: the first frame, upright, in sRGB, on the background. It is
+    resized (Lanczos) until it covers the size, then its middle is cut out.
     """
     written = io.BytesIO()
     image, size = _fitted(file, preprocessing)
     image.save(written, "PNG")
-    few = image.getcolors(3)  # None: there are more
+    colours = image.getcolors(3)  # None: more than three
     is_small = any(ENLARGED * x < y for x, y in zip(size, preprocessing.size, strict=True))
-    lost = LOST[0 if few and len(few) == 1 else 1] if few else LOST[2] if is_small else ""
+    lost = LOST[min(len(colours), 2) - 1] if colours else LOST[2] if is_small else ""
     is_emptied = lost == LOST[0] and preprocessing.window is not None
     ends = _ends(file, preprocessing) if is_emptied else None
     return Encoded(written.getvalue(), lost, ends and ends[:2])
@@ -131,7 +132,7 @@ def decoded(file: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "h w 
 
 
 def _fitted(file: Path, preprocessing: Preprocessing) -> tuple[Image.Image, tuple[int, int]]:
-    """The picture, and the file's height and width."""
+    """The picture in its size, and the height and width of the file."""
     result = PIXEL_BYTES * math.prod(preprocessing.size)
     with open_pixels(file, preprocessing) as opened, decoding(opened.num_bytes + result):
         image = opened.read()
@@ -147,25 +148,25 @@ def _fitted(file: Path, preprocessing: Preprocessing) -> tuple[Image.Image, tupl
 
 
 def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
-    """How many files have several frames or pages, of which only the first is used.
+    """The number of files with several frames or pages; only the first of them is used.
 
     Raises:
-      WindowError: if without a window files of more than 8 bits do not use the range that their
-        format declares, or it declares none: they would be black or grey.
+      WindowError: if there is no window, and files with more than 8 bits use too little of the
+        range of their format, or the format declares none. They would become black or grey.
     """
-    deep, several = dict[int | None, list[Path]](), 0
+    deep, num_animated = dict[int | None, list[Path]](), 0
     for file in files:
         with contextlib.suppress(DataError), open_pixels(file, preprocessing) as opened:
-            several += opened.several
+            num_animated += opened.has_frames
             if preprocessing.window is None and (opened.bits is None or opened.bits > 8):
                 deep.setdefault(opened.bits, []).append(file)
-    for bits, alike in sorted(deep.items(), key=lambda x: x[0] is None):
-        _check_range(bits, alike, preprocessing)
-    return several
+    for bits, same_bits in sorted(deep.items(), key=lambda x: x[0] is None):
+        _check_range(bits, same_bits, preprocessing)
+    return num_animated
 
 
 def _ends(file: Path, preprocessing: Preprocessing) -> tuple[float, float, float] | None:
-    """A file's least, largest and a bright number; None: it has none, or of 8 bits."""
+    """The least, the largest and a bright number of a file; None for 8 bits or no finite number."""
     with (
         contextlib.suppress(DataError),
         open_pixels(file, preprocessing) as opened,
@@ -176,14 +177,15 @@ def _ends(file: Path, preprocessing: Preprocessing) -> tuple[float, float, float
         numbers = np.asarray(opened.read())
         numbers = numbers[..., :-1] if numbers.shape[2:] in ((2,), (4,)) else numbers
         if (finite := numbers[np.isfinite(numbers)]).size:
-            bright = np.quantile(finite, 0.99, method="nearest")  # not the letters burnt in
+            bright = np.quantile(finite, 0.99, method="nearest")  # not white letters burnt in
             return finite.min().item(), finite.max().item(), bright.item()
     return None
 
 
 def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessing) -> None:
-    some = files[:: 1 + len(files) // 256]  # decoding all would take as long as the import
-    ends = [x for file in some if (x := _ends(file, preprocessing))]
+    """WindowError if files of the same `bits` would look dark or grey without a window."""
+    sample = files[:: 1 + len(files) // 256]  # decoding all would take as long as the import
+    ends = [x for file in sample if (x := _ends(file, preprocessing))]
     if not ends:
         return
     low, high = min(x[0] for x in ends), max(x[1] for x in ends)
@@ -193,16 +195,16 @@ def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessi
     if is_used and darkest >= most / 16 and usual >= most / 8:
         return
     kind = f"{bits} bits (0 to {most:,})" if bits else "signed or floating-point numbers"
-    # Powers of two, because the ends themselves are somebody's.
-    power, whole = (lambda x: 2.0 ** math.frexp(math.nextafter(x, 0))[1]), isinstance(high, int)
-    end = whole + (max(x[2] for x in ends) if is_used else high)
-    base = low if 0 < low < end - whole else 0
+    # The example has powers of two, because the exact ends belong to somebody's image.
+    power, is_int = (lambda x: 2.0 ** math.frexp(math.nextafter(x, 0))[1]), isinstance(high, int)
+    end = is_int + (max(x[2] for x in ends) if is_used else high)
+    base = low if 0 < low < end - is_int else 0
     span = power(end - base)
     black = -power(low) if low < 0 else base // span * span
-    white = -(-end // span) * span - whole or 1
+    white = -(-end // span) * span - is_int or 1
     raise WindowError(
-        f"files of {kind}: {len(files):,}, with values from {low:,.9g} to {high:,.9g} "
-        "(NOT PRIVATE), would look dark or grey",
+        f"{len(files):,} file{'s' * (len(files) > 1)} of {kind}, with values from {low:,.9g} to "
+        f"{high:,.9g} (NOT PRIVATE), would look dark or grey",
         "add --window=LOW,HIGH, public constants of the device that made them, for example "
         f"--window={black:.12g},{white:.12g}",
     )
@@ -219,16 +221,17 @@ def dicom_user(file: Path) -> str:
 
 @contextlib.contextmanager
 def _one_line(file: Path) -> Iterator[None]:
+    """Turns each error of a decoder into a DataError of one line with the name of the file."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of decoders: sizes are checked here
+            warnings.simplefilter("ignore")  # decoders warn of sizes, which `open_pixels` checks
             yield
     except MissingExtraError:
         raise
     # Decoders raise OSError, SyntaxError, ValueError, struct.error and more.
     except Exception as error:
-        text = str(error).partition(" <_io")[0]  # of Pillow, which names the stream
-        text = text.partition(" - the dataset may")[0]  # of pydicom, which guesses
+        text = str(error).partition(" <_io")[0]  # Pillow names the stream
+        text = text.partition(" - the dataset may")[0]  # pydicom guesses
         if lacks := re.search(r"'FileDataset' object has no attribute '(\w+)'", text):
             raise DataError(f"{file}: the DICOM file has no {lacks[1]}") from error
         raise DataError(f"{file}: {type(error).__name__}: {text}") from error
@@ -236,9 +239,13 @@ def _one_line(file: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_pixels(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
-    """A file of a kind that its first bytes tell, its declared size checked."""
-    if not file.is_file():  # a pipe would be waited for
-        raise DataError(f"{file}: no ordinary file")
+    """Opens a file by the format of its first bytes, and checks the size that its header declares.
+
+    Nothing is decoded before `read` of the result is called. DataError for another format and for a
+    declared size beyond `LIMIT`.
+    """
+    if not file.is_file():  # opening a pipe would wait
+        raise DataError(f"{file}: not an ordinary file")
     with _one_line(file), file.open("rb") as stream:
         head, name = stream.read(132), file.name.lower()
         stream.seek(0)
@@ -262,7 +269,7 @@ def open_pixels(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
 
 
 def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
-    """What Pillow reads, and HEIC, for which an extra has Pillow's reader."""
+    """A file that Pillow reads; also HEIC, with the reader of an extra."""
     formats = FORMATS
     if head[4:8] == b"ftyp" and b"avif" not in head[8:64] and b"avis" not in head[8:64]:
         with needs("heic"):
@@ -272,7 +279,7 @@ def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
     image: Any = Image.open(stream, formats=formats)
     args, tags = image.tile[0].args if image.tile else "", getattr(image, "tag_v2", {})
     raw = str(args[0] if isinstance(args, tuple) else args)  # Pillow's name of the file's pixels
-    if raw in ("L;2", "L;4") and "transparency" in image.info:  # in units of the file
+    if raw in ("L;2", "L;4") and "transparency" in image.info:  # from units of the file to 8 bits
         image.info["transparency"] *= 255 // (2 ** int(raw[-1]) - 1)
     colour = raw.startswith(("RGB;16", "RGBX;16", "RGBA;16", "RGBa;16", "LA;16"))
     signed = tags.get(SAMPLE_FORMAT, (1,))[0] == 2
@@ -287,7 +294,7 @@ def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
             for part in _parts(numbers):
                 plain = part[..., :3] * 65535.0 / part[..., 3:].clip(1)
                 part[..., :3] = plain.clip(0, 65535)
-        if image.mode != "F" and depth in (8, 32):  # which Pillow takes for uint8 and int32
+        if image.mode != "F" and depth in (8, 32):  # Pillow takes them for uint8 and int32
             numbers = numbers.view(f"{'i' if signed else 'u'}{depth // 8}")
         if (clear := image.info.get("transparency")) is None:
             return numbers
@@ -295,19 +302,19 @@ def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
         opaque = (levels != clear).any(axis=-1, keepdims=True)
         return np.concatenate([levels, opaque * np.uint16(2**16 - 1)], axis=-1)
 
-    # A phone's JPEG may have a map of its brightness, or a view for the other eye, behind it.
-    several = getattr(image, "is_animated", False) and image.format != "MPO"
+    # The MPO file of a phone is one picture with a brightness map, or a view for the other eye.
+    has_frames = getattr(image, "is_animated", False) and image.format != "MPO"
     inverted = deep and tags.get(PHOTOMETRIC) == 0  # at 8 bits Pillow inverts it
     bits = None if signed or image.mode == "F" else depth
-    # A tile may be larger than its image, and is decoded as a whole.
+    # A tile may be larger than its image, and is decoded completely.
     tile_tags = (TILE_WIDTH, TILE_HEIGHT, CHANNELS, BITS)
     tile = math.prod(int(np.max(tags.get(x, 0))) for x in tile_tags) // 4
     size = image.height, image.width
-    return _Opened(size, bits, read, several, inverted, more_bytes=tile)
+    return _Opened(size, bits, read, has_frames, inverted, more_bytes=tile)
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The decoded image, turned as its EXIF says; a damaged EXIF says nothing."""
+    """The decoded image, turned as its EXIF says; a damaged EXIF is ignored."""
     image.load()
     turn = None
     with contextlib.suppress(Exception):
@@ -316,7 +323,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _both_bytes(stream: BinaryIO, raw: str) -> np.ndarray:
-    """Colours of 16 bits: Pillow keeps the upper byte, and the other if their order is changed."""
+    """Colours of 16 bits, read twice: Pillow keeps the upper byte, or the lower if told so."""
 
     def read(order: str) -> np.ndarray:
         stream.seek(0)
@@ -334,7 +341,7 @@ def _both_bytes(stream: BinaryIO, raw: str) -> np.ndarray:
 
 
 def _as_viewed(image: Image.Image, background: str) -> Image.Image:
-    """An image of 8 bits in sRGB: inks and colours by their profile, and on the background."""
+    """An image of 8 bits in sRGB: converted from its colour profile, on the background."""
     profile = image.info.get("icc_profile")
     image = image.convert("LA") if image.mode == "La" else image
     if image.has_transparency_data:
@@ -343,8 +350,8 @@ def _as_viewed(image: Image.Image, background: str) -> Image.Image:
         image = below.convert("RGB")
     if profile and image.mode in ("CMYK", "RGB"):
         with contextlib.suppress(ImageCms.PyCMSError, OSError):
-            screen, own = ImageCms.createProfile("sRGB"), io.BytesIO(profile)
-            image = ImageCms.profileToProfile(image, own, screen, outputMode="RGB") or image
+            screen, source = ImageCms.createProfile("sRGB"), io.BytesIO(profile)
+            image = ImageCms.profileToProfile(image, source, screen, outputMode="RGB") or image
     return image.convert("RGB")
 
 
@@ -353,11 +360,11 @@ def _scaled(
 ) -> np.ndarray:
     """Numbers in 8 bits: `255 (x - low) / (high - low)`, clipped; without a window the upper byte.
 
-    The last of two or four channels is opacity. What is not a number is black.
+    The last of two or four channels is opacity, which has no window. NaN becomes black.
     """
     if numbers.shape[2:] in ((2,), (4,)):
         parts = [(numbers[..., :-1], window), (numbers[..., -1:], None)]
-        return np.concatenate([_scaled(x, bits, its) for x, its in parts], axis=-1)
+        return np.concatenate([_scaled(x, bits, limits) for x, limits in parts], axis=-1)
     if bits and (window is None or bits <= 8):
         eight = numbers >> (bits - 8) if bits >= 8 else numbers * 255.0 / (2**bits - 1)
         return np.minimum(eight, 255).astype(np.uint8)
@@ -371,15 +378,16 @@ def _scaled(
 
 
 def _parts(numbers: np.ndarray) -> list[np.ndarray]:
-    """Rows of an image, so few at a time that as many of float64 are no matter."""
+    """The rows of an image in parts, small enough to be computed in float64."""
     return np.array_split(numbers, 1 + numbers.size // 2**18)
 
 
 def _array(numbers: np.ndarray) -> _Opened:
-    """An array `[height, width]`, or with 1, 3 or 4 channels behind."""
-    known = numbers.ndim == 2 or (numbers.ndim == 3 and numbers.shape[2] in (1, 3, 4))
-    if not known or numbers.dtype.kind not in "biuf":
-        raise InputError(f"{numbers.dtype} {numbers.shape} is no image [height, width, channels]")
+    """An array `[height, width]` or `[height, width, channels]` with 1, 3 or 4 channels."""
+    is_image = numbers.ndim == 2 or (numbers.ndim == 3 and numbers.shape[2] in (1, 3, 4))
+    if not is_image or numbers.dtype.kind not in "biuf":
+        kind = f"{numbers.dtype} {numbers.shape}"
+        raise InputError(f"{kind} is not an image [height, width, channels]")
     height, width = numbers.shape[:2]
     bits = {"b": 1, "u": 8 * numbers.itemsize}.get(numbers.dtype.kind)
     pixel_bytes = max(PIXEL_BYTES, 8 * numbers.itemsize * math.prod(numbers.shape[2:]))
@@ -388,9 +396,9 @@ def _array(numbers: np.ndarray) -> _Opened:
 
 
 def _nifti(file: Path) -> _Opened:
-    """A slice of a volume: the middle one along its last axis; the first axis is the rows.
+    """The middle slice of a volume along its last axis; the first axis is the rows.
 
-    Only the header is read before, not the extensions that follow it, which may declare anything.
+    Only the header is parsed: the extensions behind it could declare any size.
     """
     with needs("nifti"):
         import nibabel
@@ -417,31 +425,31 @@ def _dicom_header(stream: BinaryIO) -> Any:
     """The tags of a DICOM file, without its pixels."""
     with needs("dicom"):
         import pydicom
-    pydicom.config.logger.setLevel(logging.CRITICAL + 1)  # what it raises is said in one line
+    pydicom.config.logger.setLevel(logging.CRITICAL + 1)  # `_one_line` reports its errors
     meta = pydicom.filereader.read_file_meta_info(stream.name)
     if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian:
-        raise InputError("a deflated DICOM file, whose size is unknown before it is inflated")
+        raise InputError("a deflated DICOM file, whose size is unknown; save it uncompressed")
     return pydicom.dcmread(stream, stop_before_pixels=True)
 
 
 def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
-    """A DICOM image in the units of its modality, or as its own window (VOI) shows it."""
+    """A DICOM image in units of its modality; without `window`, as its own one (VOI) shows it."""
     header = _dicom_header(stream)
     import pydicom
     from pydicom import pixels
 
     kind, voi = header.PhotometricInterpretation, header.get("VOILUTSequence")
     if (frames := int(header.get("NumberOfFrames") or 1)) > 1:
-        raise InputError(f"{frames} frames; a DICOM file of one is read")
+        raise InputError(f"has {frames} frames; only DICOM files with one frame are read")
     has_voi = voi or not {"None", ""} & {str(header.get(f"Window{x}")) for x in ("Center", "Width")}
     rescale = (header.get("RescaleSlope") or 1, header.get("RescaleIntercept") or 0)
     plain = rescale == (1, 0) and not header.get("ModalityLUTSequence")
     bits = header.get("BitsStored") if plain and not header.get("PixelRepresentation") else None
-    own = kind.startswith("MONO") and window is None and bool(has_voi)
+    use_voi = kind.startswith("MONO") and window is None and bool(has_voi)
     syntax = header.file_meta.get("TransferSyntaxUID")
     if syntax and syntax.is_compressed:
         _check_decoder(syntax)
-    # The file, and of run lengths what they may become at most.
+    # Most memory for the file: run lengths may grow by 64, the others are copied.
     file_bytes = Path(stream.name).stat().st_size
     file_bytes *= 64 if syntax == pydicom.uid.RLELossless else 4
     values = int(header.get("SamplesPerPixel") or 1) * int(header.BitsAllocated) // 8
@@ -456,7 +464,7 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
                 raise InputError(f"{declared} pixels in a file of {data.Rows} × {data.Columns}")
         try:
             numbers = data.pixel_array
-        except RuntimeError as error:  # of its decoders, by name
+        except RuntimeError as error:  # lists each decoder and its error
             why = str(error).rpartition(": ")[2]
             raise InputError(f"{why}; damaged or cut short {syntax.name}") from None
         if kind == "PALETTE COLOR":
@@ -465,7 +473,7 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
         if not kind.startswith("MONO"):
             return numbers
         numbers = numbers if plain else pixels.apply_modality_lut(numbers, data)
-        if not own:
+        if not use_voi:
             return numbers
         if voi:
             viewed = pixels.apply_voi_lut(np.rint(numbers).astype(np.int64), data)
@@ -473,14 +481,14 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
         low, high = pixels.apply_voi_lut(np.array([-1e9, 1e9]), data)
         return _scaled(pixels.apply_voi_lut(numbers, data), None, (low, high))
 
-    shown = 8 if own or kind == "PALETTE COLOR" else bits
+    read_bits = 8 if use_voi or kind == "PALETTE COLOR" else bits
     size, pixel_bytes = (header.Rows, header.Columns), PIXEL_BYTES + 16 * max(2, values)
     inverted = kind == "MONOCHROME1"
-    return _Opened(size, shown, read, False, inverted, pixel_bytes, file_bytes)
+    return _Opened(size, read_bits, read, False, inverted, pixel_bytes, file_bytes)
 
 
 def _check_decoder(syntax: Any) -> None:
-    """InputError, with a remedy, for a compression of DICOM that nothing installed reads."""
+    """InputError, with a remedy, for a DICOM compression that no installed package decodes."""
     from pydicom import pixels
 
     kind = f"compressed as {syntax.name} ({syntax})"
@@ -489,14 +497,14 @@ def _check_decoder(syntax: Any) -> None:
     except NotImplementedError:
         raise InputError(f"{kind}, which is not read; save it uncompressed") from None
     if not decoder.is_available:
-        is_read = "gdcm" in str(decoder.missing_dependencies)
-        package = "python-gdcm" if is_read else "pylibjpeg pylibjpeg-openjpeg"
+        needs_gdcm = "gdcm" in str(decoder.missing_dependencies)
+        package = "python-gdcm" if needs_gdcm else "pylibjpeg pylibjpeg-openjpeg"
         remedy = f"pip install {package}, or save it uncompressed"
-        raise InputError(f"{kind}, which nothing installed decodes; {remedy}")
+        raise InputError(f"{kind}, which no installed package decodes; {remedy}")
 
 
 def _size_of(frame: bytes) -> tuple[int, int] | None:
-    """Height and width by the header of a JPEG, JPEG-LS or JPEG 2000, which its decoder obeys."""
+    """Height and width in the header of a JPEG, JPEG-LS or JPEG 2000; its decoder obeys them."""
     if frame.startswith(b"\xff\x4f\xff\x51"):
         right, bottom, left, top = struct.unpack(">4I", frame[8:24])
         return bottom - top, right - left

@@ -1,4 +1,4 @@
-"""A contact sheet: some images of each class, beside each other."""
+"""Draws a contact sheet: some images of each class, side by side."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +18,10 @@ COLUMNS, MOST_ROWS = 8, 12
 
 
 def draw(split: Split, classes: Sequence[str], path: Path, target: Target) -> None:
-    """Writes a PNG with a row of up to eight images of each of the first twelve classes.
+    """Writes a PNG with up to eight images of each of the first twelve classes, a row a class.
 
-    If there are no classes, labels are numbers: up to three rows of images from the least to the
-    most, each below its number in the units of the files.
+    Without classes, labels are numbers: up to three rows of images, from the least number to the
+    largest, each below its number in the units of the files.
     """
     images, labels = split.images, np.asarray(split.labels)
     if classes:

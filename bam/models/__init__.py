@@ -1,14 +1,11 @@
-"""Models in Flax Linen, each turned once into pure functions of one example.
-
-Everything outside this package knows a model as a `Model`: three pure functions.
-"""
+"""Networks, each turned into a `Model`: three pure functions, which all other code uses."""
 
 from bam import named
 from bam.errors import InputError
 from bam.extras import needs
 from bam.named import Part
 
-with needs("train"):  # here for every module of this package
+with needs("train"):  # here, because each module of this package needs Flax
     import flax.linen as nn
 
 from bam.models.functions import PRECISIONS, Model, Network, as_functions
@@ -18,8 +15,7 @@ __all__ = [
     "MODELS", "PRECISIONS", "Model", "Network", "as_functions", "create",
 ]  # fmt: skip
 
-# Each makes a Flax module of (number of classes, width, **its own options), and is imported when it
-# is named.
+# Name -> the maker `(num_classes, width, **options) -> Flax module`, imported when it is called.
 MODELS = {
     "convnet": Part("bam.models.small:ConvNet"),
     "deep_residual": Part("bam.models.small:DeepResidual", ("depth",)),
@@ -46,23 +42,28 @@ MODELS = {
 
 
 def create(name: str, num_classes: int, width: int, **options: object) -> nn.Module:
-    """Makes the Flax module called `name`, from batches of inputs to logits.
+    """The Flax module called `name`, which maps a batch of inputs to logits.
 
-    The width is the channels of the first layer, or a wide ResNet's widening factor (models without
-    widths ignore it); the options are the model's own: `scale_norm`, `weight_standardisation`,
-    `depth`, `norm_last`, `shortcut_norm_first`, `symmetries`. InputError for an unknown name or
-    option, no class, or a width below 1.
+    Args:
+      name: a name of `MODELS`.
+      num_classes: the number of logits.
+      width: channels of the first layer, or the widening factor of a wide ResNet. Models without a
+        width ignore it.
+      **options: options of this model, see `MODELS`.
+
+    Raises:
+      InputError: for an unknown name or option, and for `num_classes` or `width` below 1.
     """
     if name not in MODELS:
         raise InputError(f"unknown model {name!r}; choose from {', '.join(sorted(MODELS))}")
     if num_classes < 1:
-        raise InputError(f"a network makes at least one number of an image, got {num_classes}")
+        raise InputError(f"a network needs at least one output, got {num_classes}")
     if width < 1:
-        raise InputError(f"model.width must be at least 1, got {width}")
-    how = options.get("weight_standardisation", "none")
-    if how not in WEIGHT_STANDARDISATIONS:
+        raise InputError(f"--config.model.width must be at least 1, got {width}")
+    standardisation = options.get("weight_standardisation", "none")
+    if standardisation not in WEIGHT_STANDARDISATIONS:
         raise InputError(
-            f"unknown model.weight_standardisation {how!r}; choose from "
+            f"unknown model.weight_standardisation {standardisation!r}; choose from "
             f"{', '.join(WEIGHT_STANDARDISATIONS)}"
         )
     module: nn.Module = named.call(

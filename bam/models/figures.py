@@ -1,10 +1,11 @@
-"""Figures that judge outputs on test data, each with a 95 % interval by the bootstrap.
+"""Figures of merit on test data, each with a 95 % interval by the bootstrap.
 
-All images are drawn with replacement 1,000 times, from a public seed. An interval reaches from the
+The images are drawn with replacement 1,000 times, from a public seed. An interval reaches from the
 2.5th to the 97.5th percentile of a figure over the draws for which it is defined. For few images it
-is too narrow: the interval of a recall of 1 has no width. All figures are functions of sums over
-images, so a draw is a row of weights. For the area under the ROC curve, an image contributes the
-share of the other class against which it is ranked right (DeLong, DeLong & Clarke-Pearson 1988).
+is too narrow: the interval of a recall of 1 has zero width. All figures are functions of sums over
+images, so a draw is a row of weights. For the area under the ROC curve, an image contributes its
+placement: the share of the other class that it is ranked right against (DeLong, DeLong &
+Clarke-Pearson 1988).
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from scipy import sparse, special
 
 from bam.files import JsonObject
 
-NUM_DRAWS, SEED, TOGETHER = 1000, 0, 20
+NUM_DRAWS, SEED = 1000, 0
+TOGETHER = 20  # draws in memory at once
 NUM_BINS = 15  # bins of equal width for the calibration error
 MOST_NAMED = 100  # largest number of classes or labels with one figure each
 LOWER_IS_BETTER = {"calibration_error", "log_loss", "loss", "mean_absolute_error"}
@@ -26,37 +28,39 @@ def classification(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]
     """Entries of `summary.json` for finite outputs `[N, classes]` and labels `[N]`.
 
     `figures` maps a name to its value and the ends of its interval, or to None if it is undefined.
-    `confusion` has, for each true class, the number of images by predicted class.
+    `confusion` has a row for each true class: the number of images by predicted class.
     """
     num, num_classes = outputs.shape
     outputs = outputs.astype(np.float64)
     log_p = special.log_softmax(outputs, axis=1)
     # With two classes, differences keep the order even if probabilities round to 1.
     scores = outputs - outputs[:, ::-1] if num_classes == 2 else log_p
-    own, others, present = np.empty(num), np.zeros(num), np.unique(labels)
+    positives, negatives, present = np.empty(num), np.zeros(num), np.unique(labels)
     for k in present:
         is_class = labels == k
         place = _placements(scores[:, k], is_class)
-        own[is_class] = place[is_class]
+        positives[is_class] = place[is_class]
+        # The mean placement is the area on both sides, so a centred one adds only its deviation.
         centred = place[~is_class] - place[is_class].mean()
-        others[~is_class] += centred / len(centred) / len(present)
+        negatives[~is_class] += centred / len(centred) / len(present)
     predicted = outputs.argmax(axis=1)
     right, confidence = predicted == labels, np.exp(log_p.max(axis=1))
     bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
-    columns = [_placed(x, labels, num_classes) for x in (np.ones(num), right, own)]
-    columns += [_placed(confidence - right, bins, NUM_BINS), others[:, None]]
+    columns = [_placed(x, labels, num_classes) for x in (np.ones(num), right, positives)]
+    columns += [_placed(confidence - right, bins, NUM_BINS), negatives[:, None]]
     columns += [-log_p[np.arange(num), labels][:, None]]
     ends = np.cumsum([x.shape[1] for x in columns])[:-1]
-    count, num_right, own, gaps, others, losses = np.split(_sums(sparse.hstack(columns)), ends, 1)
+    sums = np.split(_sums(sparse.hstack(columns)), ends, axis=1)
+    count, num_right, positives, gaps, negatives, losses = sums
     recall = num_right / count
     figures = {
         "accuracy": num_right.sum(axis=1) / num,
         "balanced_accuracy": _mean(recall),
-        "auroc": np.clip(_mean(own / count) + others[:, 0], 0, 1),
+        "auroc": np.clip(_mean(positives / count) + negatives[:, 0], 0, 1),
         "calibration_error": np.abs(gaps).sum(axis=1) / num,
         "log_loss": losses[:, 0] / num,
     }
-    result: JsonObject = {"figures": _intervals(figures | _named("recall", recall, names))}
+    result: JsonObject = {"figures": _intervals(figures | _by_class("recall", recall, names))}
     if num_classes <= MOST_NAMED:
         cells = np.bincount(labels * num_classes + predicted, minlength=num_classes**2)
         result["confusion"] = cells.reshape(num_classes, num_classes).tolist()
@@ -65,7 +69,7 @@ def classification(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]
 
 @np.errstate(divide="ignore", invalid="ignore")
 def multilabel(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
-    """Entries for outputs and labels `[N, labels]`, 0 or 1; outputs > 0 predict a label."""
+    """Entries for outputs `[N, labels]` and labels 0 or 1; an output > 0 predicts its label."""
     yes = labels > 0
     right = (outputs > 0) == yes
     place = np.stack([_placements(*x) for x in zip(outputs.T, yes.T, strict=True)], axis=1)
@@ -76,13 +80,13 @@ def multilabel(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) ->
     balanced = (recall + specificity) / 2
     figures = {"accuracy": (sums[0] + sums[1]).sum(axis=1) / labels.size}
     for name, each in (("balanced_accuracy", balanced), ("auroc", area)):
-        figures |= {name: _mean(each)} | _named(name, each, names)
+        figures |= {name: _mean(each)} | _by_class(name, each, names)
     return {"figures": _intervals(figures)}
 
 
 @np.errstate(divide="ignore", invalid="ignore")
 def regression(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
-    """Entries for outputs and numbers `[N, targets]`; R² is the mean over targets."""
+    """Entries for outputs and labels `[N, targets]`; R² is the mean over targets."""
     outputs = outputs.astype(np.float64)
     targets = labels.reshape(outputs.shape).astype(np.float64)
     errors, shifted = outputs - targets, targets - targets[0]  # equal targets are exactly 0
@@ -95,7 +99,7 @@ def regression(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) ->
 
 
 BOTH = ["accuracy", "balanced_accuracy", "auroc"]
-# Names of the figures of each function; those of a class or label have a "/" and its name.
+# Names of the figures of each function; a figure of one class or label adds "/" and its name.
 NAMES: dict[Any, list[str]] = {
     classification: [*BOTH, "recall", "calibration_error", "log_loss"],
     multilabel: BOTH,
@@ -104,7 +108,10 @@ NAMES: dict[Any, list[str]] = {
 
 
 def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """For each image, the share of the other side below it in rank; a tie counts half."""
+    """The placement of each image: the share of the other side that it is ranked right against.
+
+    A positive is right above a negative; a tie counts half. NaN if the other side is empty.
+    """
     sides = np.sort(scores[positive]), np.sort(scores[~positive])
     place = np.empty(len(scores))
     for side, other in ((positive, sides[1]), (~positive, sides[0])):
@@ -115,25 +122,25 @@ def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
 
 
 def _placed(values: np.ndarray, columns: np.ndarray, num: int) -> sparse.csr_array:
-    """A sparse array with `num` columns and one value in each row."""
+    """A sparse array `[N, num]` with one value in each row, in the given column."""
     rows = np.arange(len(values) + 1)
     return sparse.csr_array((values.astype(np.float64), columns, rows), shape=(len(values), num))
 
 
 def _sums(columns: Any) -> np.ndarray:
-    """Sums over images, `[1 + NUM_DRAWS, columns]`: of all images once, then of each draw."""
+    """Sums over images, `[1 + NUM_DRAWS, columns]`: first over all images, then over each draw."""
     num, generator = columns.shape[0], np.random.default_rng(SEED)
-    draw = num * np.arange(TOGETHER)[:, None]
+    offsets = num * np.arange(TOGETHER)[:, None]  # one `bincount` counts all draws
     sums = [np.ones((1, num)) @ columns]
     for _ in range(NUM_DRAWS // TOGETHER):
-        drawn = draw + generator.integers(num, size=(TOGETHER, num))
-        weights = np.bincount(drawn.ravel(), minlength=TOGETHER * num)
+        rows = offsets + generator.integers(num, size=(TOGETHER, num))
+        weights = np.bincount(rows.ravel(), minlength=TOGETHER * num)
         sums.append(weights.reshape(TOGETHER, num).astype(np.float64) @ columns)
     return np.concatenate(sums)
 
 
-def _named(figure: str, each: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """A figure of each class or label, by name or number; {} if there are too many."""
+def _by_class(figure: str, each: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """The figure of each class or label by its name, or by number; {} if there are too many."""
     num = each.shape[1]
     if num > MOST_NAMED:
         return {}
@@ -148,7 +155,7 @@ def _mean(each: np.ndarray) -> np.ndarray:
 
 
 def _intervals(figures: Mapping[str, np.ndarray]) -> dict[str, list[float] | None]:
-    """Each figure's first value, with the interval of the others; None if it is undefined."""
+    """The first value of each figure and the interval of the others; None if it is not finite."""
     intervals: dict[str, list[float] | None] = dict.fromkeys(figures)
     for name, values in figures.items():
         if np.isfinite(values[0]):

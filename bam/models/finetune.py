@@ -1,7 +1,7 @@
-"""Training from given weights, of all parameters or of some.
+"""Training that begins with weights from a file, for all parameters or for some.
 
-Parameters have the names of a release, like `Dense_0/kernel`. Parameters that are not trained are
-frozen: they have no gradient, no noise and no optimizer state.
+Parameters have the names of a release, such as `Dense_0/kernel`. Parameters that are not trained
+are frozen: they have no gradient, no noise and no optimizer state.
 """
 
 import hashlib
@@ -27,23 +27,23 @@ with needs("train"):
     from flax import traverse_util
 
 
-LIMIT = 2**37  # largest number of bytes of a file of weights
+LIMIT = 2**37  # most bytes of a file of weights
 
 
 class Weights(NamedTuple):
-    """Weights to begin from; their user states that they were made without the private data.
+    """Initial weights; their user states that they were trained without the private data.
 
     Attributes:
-      named: name -> array, for the parameters that do not begin at random.
+      arrays: name -> array, for the parameters that do not begin at random.
       digest: SHA-256 of the file, in hexadecimal digits; "" without a file.
     """
 
-    named: Mapping[str, np.ndarray]
+    arrays: Mapping[str, np.ndarray]
     digest: str
 
 
 def split(params: PyTree, trainable: str) -> tuple[PyTree, PyTree]:
-    """Parameters as `(trained, frozen)`: those whose name matches the expression are trained.
+    """Parameters as `(trained, frozen)`; the names of trained ones match the expression.
 
     "" trains all. InputError for an invalid regular expression, or one that matches no name.
 
@@ -53,17 +53,17 @@ def split(params: PyTree, trainable: str) -> tuple[PyTree, PyTree]:
     """
     if not trainable:
         return params, {}
-    named = traverse_util.flatten_dict(params, sep="/")
-    chosen = _matching("trainable", trainable, named)
+    leaves = traverse_util.flatten_dict(params, sep="/")
+    matching = _matching("trainable", trainable, leaves)
     trained, frozen = (
-        {name: x for name, x in named.items() if (name in chosen) == wanted}
-        for wanted in (True, False)
+        {name: x for name, x in leaves.items() if (name in matching) == is_trained}
+        for is_trained in (True, False)
     )
     return traverse_util.unflatten_dict(trained, "/"), traverse_util.unflatten_dict(frozen, "/")
 
 
 def merge(trained: PyTree, frozen: PyTree) -> PyTree:
-    """The parameters of the whole model, from the two parts that `split` returns.
+    """The parameters of the model, from the two parts that `split` returns.
 
     Examples:
       >>> merge({"Dense_0": {"bias": 2.0}}, {"Dense_0": {"kernel": 1.0}})
@@ -76,59 +76,60 @@ def merge(trained: PyTree, frozen: PyTree) -> PyTree:
 
 
 def with_frozen(loss: LossFn, frozen: PyTree) -> LossFn:
-    """A model's loss as a function of its trained parameters alone."""
+    """The loss of a model as a function of its trained parameters only."""
     return lambda trained, example: loss(merge(trained, frozen), example)
 
 
 def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] = ()) -> Weights:
-    """The weights that a config's `init_from` names, with the names and shapes of a model.
+    """The weights in the file `init_from` of a config, with the names and shapes of a model.
 
     Args:
       init_from: a safetensors file with the names of this library, of timm or of transformers
-        (`bam.models.pretrained`), or a folder with a `weights.safetensors`, such as a release; ""
-        begins with random parameters.
-      init_fresh: an expression; parameters whose name matches begin at random.
+        (`bam.models.pretrained`), or a folder with a `weights.safetensors`, such as a release. ""
+        gives no weights, so all parameters begin at random.
+      init_fresh: a regular expression; parameters whose name matches begin at random.
       like: the model's parameters, or their shapes.
-      shape: of the images, height and width first, for `pretrained.fitted`; () for squares.
+      shape: shape of the images, height and width first, for `pretrained.fitted`; () for squares.
 
     Raises:
-      InputError: for another kind of file, missing or surplus names, other shapes or types, or
+      InputError: for another kind of file, missing or surplus names, other shapes or types, and
         values that are not finite.
       OSError: if the file cannot be read.
     """
     if not init_from:
         if init_fresh:
-            raise InputError("init_fresh is for weights of a file: name it by init_from")
+            raise InputError("--config.init_fresh needs --config.init_from=FILE")
         return Weights({}, "")
     path = file_of(init_from)
     path.stat()  # raises an OSError if there is no file
     content = files.read_bytes(path, LIMIT)
-    named = pretrained.renamed(pretrained.tensors(content, path))
+    arrays = pretrained.renamed(pretrained.tensors(content, path))
     needed = traverse_util.flatten_dict(like, sep="/")
-    if not any(name.startswith(f"{lora.NAME}/") for name in named):
+    if not any(name.startswith(f"{lora.NAME}/") for name in arrays):  # LoRA then begins at random
         needed = {k: x for k, x in needed.items() if not k.startswith(f"{lora.NAME}/")}
     if init_fresh:
-        fresh = _matching("init_fresh", init_fresh, needed) | _matching("", init_fresh, named)
-        needed, named = ({k: x for k, x in d.items() if k not in fresh} for d in (needed, named))
-    named = pretrained.fitted(named, needed, shape)
-    both = sorted(needed.keys() & named.keys())
+        fresh = _matching("init_fresh", init_fresh, needed) | _matching("", init_fresh, arrays)
+        needed, arrays = ({k: x for k, x in d.items() if k not in fresh} for d in (needed, arrays))
+    arrays = pretrained.fitted(arrays, needed, shape)
+    common = sorted(needed.keys() & arrays.keys())
     kind = lambda x: f"{np.dtype(x.dtype).name}{list(x.shape)}"  # noqa: E731
-    for what, names in (
-        ("lacks {}: what is to begin afresh is named by init_fresh", needed.keys() - named.keys()),
-        ("has {}, which the model has not", named.keys() - needed.keys()),
+    add = "to initialise them at random add --config.init_fresh=REGEX"
+    for fault, names in (
+        (f"lacks {{}}: {add}", needed.keys() - arrays.keys()),
+        ("has parameters that the model lacks: {}", arrays.keys() - needed.keys()),
         (
             "has other shapes or types than the model: {}",
             [
-                f"{name} {kind(named[name])}, not {kind(needed[name])}"
-                for name in both
-                if kind(named[name]) != kind(needed[name])
+                f"{name} {kind(arrays[name])}, not {kind(needed[name])}"
+                for name in common
+                if kind(arrays[name]) != kind(needed[name])
             ],
         ),
-        ("has NaN or infinity in {}", [k for k in both if not np.all(np.isfinite(named[k]))]),
+        ("has NaN or infinity in {}", [k for k in common if not np.all(np.isfinite(arrays[k]))]),
     ):
         if names:
-            raise InputError(f"{path} {what.format(_few(names))}")
-    return Weights(named, _sha256(content))
+            raise InputError(f"{path} {fault.format(_in_line(names))}")
+    return Weights(arrays, _sha256(content))
 
 
 def digest(weights: str | None) -> str:
@@ -137,9 +138,9 @@ def digest(weights: str | None) -> str:
 
 
 def begin(params: Params, weights: Weights) -> Params:
-    """A model's random parameters, with copies of the given weights in place of some."""
-    given = {name: jnp.array(x) for name, x in weights.named.items()}
-    return merge(params, traverse_util.unflatten_dict(given, sep="/"))
+    """A model's random parameters, with copies of `weights` in place of those of the same name."""
+    initial = {name: jnp.array(x) for name, x in weights.arrays.items()}
+    return merge(params, traverse_util.unflatten_dict(initial, sep="/"))
 
 
 def save(params: Params, path: Path) -> None:
@@ -147,8 +148,8 @@ def save(params: Params, path: Path) -> None:
 
     Use it for models trained on public data. `bam.release` releases the weights of a private run.
     """
-    named = traverse_util.flatten_dict(params, sep="/")
-    files.write_bytes(path, safetensors.numpy.save({k: np.asarray(x) for k, x in named.items()}))
+    leaves = traverse_util.flatten_dict(params, sep="/")
+    files.write_bytes(path, safetensors.numpy.save({k: np.asarray(x) for k, x in leaves.items()}))
 
 
 def _sha256(content: bytes) -> str:
@@ -161,14 +162,15 @@ def file_of(weights: str) -> Path:
     return path / "weights.safetensors" if path.is_dir() else path
 
 
-def _matching(key: str, pattern: str, named: JsonMapping) -> set[str]:
+def _matching(key: str, pattern: str, leaves: JsonMapping) -> set[str]:
     """The names that match a regular expression; InputError if a config's `key` matches none."""
-    names = {name for name, matches in pytree.matching(pattern)(dict(named)).items() if matches}
+    names = {name for name, matches in pytree.matching(pattern)(dict(leaves)).items() if matches}
     if key and not names:
-        raise InputError(f"{key} {pattern!r} is found in no parameter's name: {_few(named, 8)}")
+        names_of_model = _in_line(leaves, 8)
+        raise InputError(f"--config.{key}={pattern} matches no parameter of {names_of_model}")
     return names
 
 
-def _few(names: Collection[str], most: int = 3) -> str:
-    """The first few names, in one line."""
+def _in_line(names: Collection[str], most: int = 3) -> str:
+    """The first names in order, and the number of the others."""
     return files.listed(sorted(names), most)

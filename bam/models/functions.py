@@ -41,7 +41,7 @@ class Model(NamedTuple):
         `{"image": [views, ...], "label": int}`, averaged over its views. For a user, the example
         has all views of the user's examples, a label for each, and a mask `"present": [views]`.
 
-    `logits` and `loss` also take `convolution`, to use another formulation than the model's.
+    `logits` and `loss` also take `convolution`: a formulation other than the model's.
     """
 
     init: Callable[[Array], Params]
@@ -62,26 +62,25 @@ def as_functions(
     """Turns a network into the pure functions that training uses, and checks it by tracing.
 
     Args:
-      network: maps `[n, *input_shape]` to logits, and may keep no state but parameters. It is a
-        Flax Linen module; or a Flax NNX module, whose weights training begins with, whatever the
-        key; or a pair of functions, `init(key, inputs) -> params` and
-        `apply(params, inputs) -> logits`, with any pytree of parameters, which becomes nested dicts
-        of names here.
+      network: maps `[n, *input_shape]` to logits and keeps no state besides parameters. It is a
+        Flax Linen module; or a Flax NNX module, whose weights are then the initial parameters for
+        any key; or a pair of functions `init(key, inputs) -> params` and
+        `apply(params, inputs) -> logits`. The pair may use any pytree of parameters, which the
+        result has as nested dicts of names.
       input_shape: the shape of one input, without batch axis.
       convolution: the formulation of convolutions, see `bam.models.layers.convolutions_as`.
-      precision: of the network's arithmetic, forwards and backwards. "float32" for all of it;
+      precision: the precision of the network, forwards and backwards. "float32" for all of it;
         "tensorfloat32" rounds the inputs of matrix products and convolutions to 10 bits of mantissa
         if the hardware can; "bfloat16" rounds weights and activations to bfloat16. In each case,
         parameters, normalisation statistics, the loss, the network's gradients, and everything
         after them (norms, clipping, sums, noise) are float32.
-      lora_rank: rank of factors beside the linear layers of a Linen module, see `bam.models.lora`;
-        0 for no factors.
-      lora_targets: expression that is searched for in the names of those layers.
-      loss: the loss of an image, see `bam.models.losses`.
+      lora_rank: rank of the LoRA factors of a Linen module, see `bam.models.lora`; 0 for none.
+      lora_targets: a regular expression; linear layers whose name matches get factors.
+      loss: the loss of one image, see `bam.models.losses`.
 
     Raises:
-      InputError: if the network keeps state besides parameters (BatchNorm does), if its pooling
-        leaves nothing of such inputs, if two of its parameters have one name, or for an unknown
+      InputError: if the network keeps state besides parameters (BatchNorm does), if it reduces
+        such inputs to nothing, if two of its parameters have one name, and for an unknown
         convolution or precision.
 
     Examples:
@@ -93,7 +92,7 @@ def as_functions(
     if precision not in PRECISIONS:
         raise InputError(f"unknown precision {precision!r}; choose from {', '.join(PRECISIONS)}")
     if lora_rank and not isinstance(network, nn.Module):
-        raise InputError("lora is for Flax Linen modules, whose linear layers it finds by name")
+        raise InputError("LoRA needs a Flax Linen module, because it finds linear layers by name")
     first, apply = _pure(network)
 
     @contextlib.contextmanager
@@ -102,14 +101,14 @@ def as_functions(
         with (
             convolutions_as(convolution),
             jax.default_matmul_precision(products),
-            jax.numpy_rank_promotion("allow"),  # networks add biases to rows
+            jax.numpy_rank_promotion("allow"),  # networks add a bias `[f]` to `[n, f]`
         ):
             yield
 
     if not isinstance(network, nn.Module):
         with arithmetic():
             like = jax.eval_shape(lambda: first(jax.random.key(0), jnp.zeros((1, *input_shape))))
-        first, apply = _named(first, apply, like)
+        first, apply = _as_dicts(first, apply, like)
 
     def init(key: Array) -> Params:
         with arithmetic():
@@ -124,7 +123,7 @@ def as_functions(
         with arithmetic(convolution):
             output = apply(params, jnp.asarray(inputs))
         if not isinstance(output, jax.Array):
-            raise InputError(f"a network returns one array, not a {type(output).__name__}")
+            raise InputError(f"a network must return one array, not a {type(output).__name__}")
         return pytree.at_least_float32(output)
 
     def loss_of(
@@ -139,7 +138,10 @@ def as_functions(
     try:
         jax.eval_shape(lambda: init(jax.random.key(0)))
     except ZeroDivisionError as error:  # raised by an initialiser if pooling leaves no position
-        raise InputError(f"the network leaves nothing of inputs of shape {input_shape}") from error
+        raise InputError(
+            f"the network reduces inputs of shape {input_shape} to nothing: use larger images or "
+            "fewer strides"
+        ) from error
     return Model(functools.partial(interpreted, init), logits, loss_of)
 
 
@@ -152,13 +154,13 @@ def _pure(network: Network) -> tuple[Init, Apply]:
     if isinstance(network, tuple) and len(network) == 2 and all(map(callable, network)):
         return network[0], network[1]
     raise InputError(
-        "a network is a Flax Linen or NNX module or a pair of functions (init, apply), not a "
+        "a network must be a Flax Linen or NNX module or a pair of functions (init, apply), not a "
         f"{type(network).__name__}"
     )
 
 
-def _named(first: Init, apply: Apply, like: PyTree) -> tuple[Init, Apply]:
-    """The functions with parameters named like Linen's, such as "layers/0/kernel" of a list."""
+def _as_dicts(first: Init, apply: Apply, like: PyTree) -> tuple[Init, Apply]:
+    """The functions with parameters in nested dicts; a leaf in a list is "layers/0/kernel"."""
     names, structure = [x or "params" for x in pytree.names(like)], jax.tree.structure(like)
     for name, following in itertools.pairwise(sorted(name + "/" for name in names)):
         if following.startswith(name):
@@ -169,19 +171,20 @@ def _named(first: Init, apply: Apply, like: PyTree) -> tuple[Init, Apply]:
         return traverse_util.unflatten_dict(dict(zip(names, leaves, strict=True)), sep="/")
 
     def named_apply(params: Params, inputs: Array) -> Array:
-        named = traverse_util.flatten_dict(params, sep="/")
-        return apply(jax.tree.unflatten(structure, [named[name] for name in names]), inputs)
+        leaves = traverse_util.flatten_dict(params, sep="/")
+        return apply(jax.tree.unflatten(structure, [leaves[name] for name in names]), inputs)
 
     return init, named_apply
 
 
 def _only_parameters(extra: list[str]) -> None:
+    """InputError if a network keeps `extra` kinds of variables besides parameters."""
     if not extra:
         return
     if all("rng" in name.lower() for name in extra):
         raise InputError(
-            f"the model draws random numbers {extra}, as Dropout does, and nothing here gives it "
-            "new ones: leave Dropout out, since the noise regularises already"
+            f"the model needs random numbers {extra}, as Dropout does, which bam does not supply: "
+            "leave Dropout out, because the noise already regularises"
         )
     raise InputError(
         f"the model keeps state {extra} besides its parameters. BatchNorm mixes the examples of a "
@@ -191,6 +194,8 @@ def _only_parameters(extra: list[str]) -> None:
 
 
 def _linen(module: nn.Module) -> tuple[Init, Apply]:
+    """A Linen module as `(init, apply)`; `apply` adds the LoRA factors among the parameters."""
+
     def init(key: Array, inputs: Array) -> Params:
         variables = module.init(key, inputs)
         _only_parameters(sorted(set(variables) - {"params"}))
@@ -200,29 +205,30 @@ def _linen(module: nn.Module) -> tuple[Init, Apply]:
         if lora.NAME not in params:
             return module.apply({"params": params}, inputs)  # type: ignore[return-value]
         with nn.intercept_methods(lora.added(params[lora.NAME])):
-            own = {name: x for name, x in params.items() if name != lora.NAME}
-            return module.apply({"params": own}, inputs)  # type: ignore[return-value]
+            weights = {name: x for name, x in params.items() if name != lora.NAME}
+            return module.apply({"params": weights}, inputs)  # type: ignore[return-value]
 
     return init, apply
 
 
 def _nnx(module: object) -> tuple[Init, Apply]:
+    """An NNX module as `(init, apply)`; `init` returns the module's weights for any key."""
     from flax import nnx
 
     graph, parameters, *rest = nnx.split(module, nnx.Param, ...)
     _only_parameters(
         sorted({type(x).__name__ for state in rest for _, x in nnx.to_flat_state(state)})
     )
-    begun = nnx.to_pure_dict(parameters)
+    initial = nnx.to_pure_dict(parameters)
 
     def init(key: Array, inputs: Array) -> Params:
         del key, inputs
-        return begun
+        return initial
 
     def apply(params: Params, inputs: Array) -> Array:
-        given = jax.tree.map(lambda x: x, parameters)
-        nnx.replace_by_pure_dict(given, params)
-        network = nnx.merge(graph, given, *rest)
+        state = jax.tree.map(lambda x: x, parameters)  # a copy, because the next line changes it
+        nnx.replace_by_pure_dict(state, params)
+        network = nnx.merge(graph, state, *rest)
         return network(inputs)  # type: ignore[operator]
 
     return init, apply

@@ -1,12 +1,12 @@
-"""What a function of JAX computes, without a program of its own: for what runs once in a run.
+"""Evaluates a JAX function without compiling it, for functions that run once, such as `init`.
 
-XLA takes longer to compile the random numbers of a network's initialisers, each array's anew, than
-a short training takes. Here JAX only traces the function. NumPy then takes its operations one by
-one, where IEEE 754 says what the result is; JAX does, where it does not, in blocks of one size. So
-a handful of small programs serve all networks, seeds and settings. Any operation that has no row
-here is run by JAX as it is.
+XLA compiles the initialiser of each array anew, and that can take longer than a short training.
+Here JAX only traces the function, and its operations are evaluated one by one. NumPy evaluates
+those whose rounding IEEE 754 defines. JAX evaluates `ROUNDED` functions and random bits, in blocks
+of one size, so a few small programs serve all networks, seeds and settings. JAX also runs each
+operation that has no row in `ROWS`.
 
-The numbers are those that `jax.jit` gives, up to rounding; integers and random bits are the same.
+Results equal those of `jax.jit` up to rounding; integers and random bits are equal.
 """
 
 import contextlib
@@ -22,33 +22,33 @@ from jaxtyping import Array, PyTree, UInt32
 
 from bam.core.tracing import being_traced
 
-BLOCK = 2**16  # entries that a program takes at once
+BLOCK = 2**16  # entries in one call of a compiled program
 GENERATOR = "threefry2x32"
 ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 class _Slot:
-    """A value of a traced function: NumPy's array or JAX's keys, once it is computed."""
+    """A value of a traced function: None, then the computed NumPy array or JAX keys."""
 
     def __init__(self, value: Any = None) -> None:
         self.value = value
 
 
-_Step = tuple[Any, list[_Slot], list[_Slot]]  # an equation of a jaxpr, its inputs and outputs
+_Step = tuple[Any, list[_Slot], list[_Slot]]  # equation of a jaxpr, inputs, outputs
 
 
 def interpreted(function: Callable[..., PyTree], *args: Any) -> PyTree:
-    """What a pure function returns, computed without a program of its own.
+    """The value of a pure function, computed without a compiled program of this function.
 
-    Operations that the result does not need are left out. While JAX traces, the call is the
-    function's own, a part of what is traced.
+    Operations that the result does not need are left out. If JAX is tracing, the function is called
+    as it is and becomes part of the trace.
 
     Args:
-      function: of arrays and keys of JAX's, traceable.
-      args: pytrees of them.
+      function: a traceable function of arrays and JAX keys.
+      args: pytrees of arrays and keys.
 
     Returns:
-      The function's pytree, of new arrays on the default device. No two of them share memory.
+      The function's pytree with new arrays on the default device; no two share memory.
 
     Examples:
       >>> interpreted(lambda key: {"w": jax.random.normal(key, (2,))}, jax.random.key(0))["w"].shape
@@ -60,8 +60,8 @@ def interpreted(function: Callable[..., PyTree], *args: Any) -> PyTree:
     steps: list[_Step] = []
     results = _flatten(traced, [_Slot(_host(x)) for x in jax.tree.leaves(args)], steps)
     steps = _needed(steps, results)
-    with np.errstate(all="ignore"), _on_cpu():  # unsigned integers are meant to overflow
-        while steps:  # what no later step needs is freed with the last step that does
+    with np.errstate(all="ignore"), _on_cpu():  # unsigned integers overflow on purpose
+        while steps:  # `pop` frees each value after the last step that needs it
             equation, inputs, outputs = steps.pop()
             for slot, value in zip(outputs, _values(equation, inputs), strict=True):
                 slot.value = value
@@ -69,7 +69,10 @@ def interpreted(function: Callable[..., PyTree], *args: Any) -> PyTree:
 
 
 def _flatten(program: Any, inputs: list[_Slot], steps: list[_Step]) -> list[_Slot]:
-    """Appends a jaxpr's equations to the steps, those of functions that it calls in their place."""
+    """Appends the equations of a jaxpr to `steps`, with those of called functions inlined.
+
+    Returns the slots of its outputs.
+    """
     jaxpr, constants = getattr(program, "jaxpr", program), getattr(program, "consts", ())
     slots = dict(zip(jaxpr.invars, inputs, strict=True))
     slots |= {x: _Slot(_host(value)) for x, value in zip(jaxpr.constvars, constants, strict=True)}
@@ -79,34 +82,37 @@ def _flatten(program: Any, inputs: list[_Slot], steps: list[_Step]) -> list[_Slo
         return _Slot(np.asarray(atom.val, atom.aval.dtype)) if literal else slots[atom]
 
     for equation in jaxpr.eqns:
-        given = [slot(x) for x in equation.invars]
+        operands = [slot(x) for x in equation.invars]
         if equation.primitive.name in CALLS:
-            called = next(equation.params[x] for x in CALLED if x in equation.params)
-            results = _flatten(called, given, steps)
+            callee = next(equation.params[x] for x in CALLEE if x in equation.params)
+            results = _flatten(callee, operands, steps)
         else:
             results = [_Slot() for _ in equation.outvars]
-            steps.append((equation, given, results))
+            steps.append((equation, operands, results))
         slots |= zip(equation.outvars, results, strict=True)
     return [slot(x) for x in jaxpr.outvars]
 
 
 def _needed(steps: list[_Step], results: Sequence[_Slot]) -> list[_Step]:
-    """The steps that the results need, the last first."""
-    needed, kept = {id(x) for x in results}, []
+    """The steps that the results need, in reverse order."""
+    needed, selected = {id(x) for x in results}, []
     for step in reversed(steps):
         if any(id(x) in needed for x in step[2]):
             needed |= {id(x) for x in step[1]}
-            kept.append(step)
-    return kept
+            selected.append(step)
+    return selected
 
 
 def _values(equation: Any, inputs: list[_Slot]) -> list[Any]:
-    """The results of an equation: by its row, else by JAX."""
+    """The results of an equation, by its row in `ROWS` or by JAX.
+
+    A row returns NotImplemented for operands that only JAX computes right.
+    """
     values, primitive = [x.value for x in inputs], equation.primitive
     result: Any = NotImplemented
     if row := ROWS.get(primitive.name):
-        others = values[1:] if primitive.name in KEYED else values
-        if all(isinstance(x, np.ndarray) for x in others):
+        arrays = values[1:] if primitive.name in KEYED else values
+        if all(isinstance(x, np.ndarray) for x in arrays):
             result = row(equation.params, *values)
     if result is not NotImplemented:
         dtype = equation.outvars[0].aval.dtype
@@ -117,11 +123,12 @@ def _values(equation: Any, inputs: list[_Slot]) -> list[Any]:
 
 
 def _host(value: Any) -> Any:
+    """An array as NumPy's; keys unchanged."""
     return value if _is_key(value) else np.asarray(value)
 
 
 def _on_device(value: Any) -> Array:
-    """A copy on the default device: what JAX puts on a CPU could stay where it is."""
+    """A copy on the default device. NumPy copies: JAX on a CPU may keep the memory it is given."""
     if _is_key(value):
         words = _on_device(np.asarray(jax.random.key_data(value)))
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(value))
@@ -134,7 +141,7 @@ def _is_key(value: Any) -> bool:
 
 @contextlib.contextmanager
 def _on_cpu() -> Iterator[None]:
-    """Programs run on the CPU, where it is one of JAX's devices, so that all machines agree."""
+    """Runs programs on the CPU, if JAX has one, so that all machines compute equal numbers."""
     try:
         device = jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -147,10 +154,10 @@ def _on_cpu() -> Iterator[None]:
 
 
 def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
-    """Threefry-2×32 with 20 rounds of 64-bit counters, as JAX has it, of either library's words.
+    """Threefry-2×32 with 20 rounds, equal to JAX's; words are arrays of NumPy or JAX.
 
-    Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3". The rounds stand one after
-    another: of JAX's loop over them XLA makes several programs for each array.
+    The rounds are unrolled, because XLA compiles JAX's loop over them to several programs for each
+    array. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
     """
     words = [key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA)]
     high, low = high + words[0], low + words[1]
@@ -165,16 +172,17 @@ def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
 
 @jax.jit
 def _block_of_bits(key: UInt32[Array, "2"], start: UInt32[Array, ""]) -> UInt32[Array, " block"]:
+    """`BLOCK` words of JAX's random bits of a key, from entry `start` on."""
     counts = start + jnp.arange(BLOCK, dtype=jnp.uint32)
     high, low = threefry(key, jnp.zeros_like(counts), counts)
     return high ^ low
 
 
 def _words(key: Any) -> np.ndarray | None:
-    """The two words of one key of JAX's usual generator; None for any other."""
+    """The two words of a single key of JAX's default generator; None for other keys."""
     config: Any = jax.config
-    usual = str(jax.random.key_impl(key)) == GENERATOR and config.jax_threefry_partitionable
-    return np.asarray(jax.random.key_data(key)) if usual and not key.shape else None
+    is_default = str(jax.random.key_impl(key)) == GENERATOR and config.jax_threefry_partitionable
+    return np.asarray(jax.random.key_data(key)) if is_default and not key.shape else None
 
 
 def _bits(params: dict[str, Any], key: Array) -> Any:
@@ -209,12 +217,13 @@ def _key(words: np.ndarray) -> Array:
 
 
 def _joined(blocks: Sequence[Any], shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """The first entries of all blocks, in this shape."""
     flat = [np.asarray(x) for x in blocks] or [np.zeros(0, dtype)]
     return np.concatenate(flat)[: math.prod(shape)].reshape(shape)
 
 
 def _in_blocks(function: Callable[[Array], Array]) -> Callable[..., np.ndarray]:
-    """A row of an operation on single numbers whose rounding is JAX's own."""
+    """A row for an elementwise function that JAX rounds differently from NumPy."""
     compiled = jax.jit(function)
 
     def row(params: dict[str, Any], x: np.ndarray) -> np.ndarray:
@@ -227,21 +236,23 @@ def _in_blocks(function: Callable[[Array], Array]) -> Callable[..., np.ndarray]:
 
 
 def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A row for a NumPy function with the results of JAX."""
     return lambda params, *values: function(*values)
 
 
 def _shifted(params: dict[str, Any], x: np.ndarray, by: np.ndarray) -> Any:
+    # NumPy shifts signed integers arithmetically, and this is the logical shift.
     return NotImplemented if np.issubdtype(x.dtype, np.signedinteger) else x >> by
 
 
 def _div(params: dict[str, Any], x: np.ndarray, y: np.ndarray) -> Any:
-    whole = np.issubdtype(x.dtype, np.integer)  # rounded towards 0, in JAX
-    return NotImplemented if whole else x / y
+    is_integer = np.issubdtype(x.dtype, np.integer)  # JAX rounds their quotient towards 0
+    return NotImplemented if is_integer else x / y
 
 
 def _converted(params: dict[str, Any], x: np.ndarray) -> Any:
-    to_whole = jnp.issubdtype(params["new_dtype"], jnp.integer)  # saturates, in JAX
-    if to_whole and jnp.issubdtype(x.dtype, jnp.floating):
+    to_integer = jnp.issubdtype(params["new_dtype"], jnp.integer)  # JAX saturates, NumPy wraps
+    if to_integer and jnp.issubdtype(x.dtype, jnp.floating):
         return NotImplemented
     return x.astype(params["new_dtype"])
 
@@ -259,14 +270,14 @@ def _broadcast(params: dict[str, Any], x: np.ndarray, *sizes: np.ndarray) -> np.
     return np.broadcast_to(x.reshape(expanded), shape)
 
 
-def _chosen(params: dict[str, Any], which: np.ndarray, *cases: np.ndarray) -> Any:
-    return np.where(which, cases[1], cases[0]) if which.dtype == bool else NotImplemented
+def _chosen(params: dict[str, Any], condition: np.ndarray, *cases: np.ndarray) -> Any:
+    return np.where(condition, cases[1], cases[0]) if condition.dtype == bool else NotImplemented
 
 
 CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call", "checkpoint")
-CALLED = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # the parameter that has the function
-KEYED = ("random_bits", "random_fold_in", "random_split")  # whose first input is a key
-EXACT: dict[str, Callable[..., Any]] = {  # rounded as IEEE 754 says, or not at all
+CALLEE = ("jaxpr", "call_jaxpr", "fun_jaxpr")  # names of the parameter with the called function
+KEYED = ("random_bits", "random_fold_in", "random_split")  # operations whose first input is a key
+EXACT: dict[str, Callable[..., Any]] = {  # rounded as IEEE 754 defines, or not at all
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "sqrt": np.sqrt},
     **{"max": np.maximum, "min": np.minimum, "neg": np.negative, "abs": np.abs, "sign": np.sign},
     **{"or": np.bitwise_or, "and": np.bitwise_and, "xor": np.bitwise_xor},

@@ -1,8 +1,7 @@
-"""Losses of one example, and the figures that judge a trained model on test data.
+"""Losses of one example, each with its metrics and figures on test data.
 
-A clip bounds an example's gradient for any loss, so ε depends neither on the choice of the loss nor
-on class weights. Both must be public all the same: weights that are computed from the private
-labels reveal them.
+A clip bounds an example's gradient for any loss, so ε depends neither on the loss nor on class
+weights. Still, both must be public: weights that are computed from private labels reveal them.
 """
 
 import math
@@ -22,16 +21,16 @@ from bam.named import Part
 
 
 class Loss(NamedTuple):
-    """A loss with its requirements on labels and its figures.
+    """A loss with its check of labels, its metrics and its figures.
 
     Attributes:
-      of_output: `(output, label) -> scalar` of one image, float32 or wider.
-      check: `(labels, num_classes) -> error, or ""`, for NumPy arrays. The last axis of an output
-        has `num_classes` numbers.
-      right: `(output, label) -> share` of an image's labels that are predicted right, whose mean is
+      of_output: `(output, label) -> scalar`, the loss of one image, float32 or wider. The last axis
+        of an output has `num_classes` numbers.
+      check: `(labels, num_classes) -> error`, for NumPy arrays; "" for right labels.
+      right: `(output, label) -> share` of an image's labels that are predicted right. Its mean is
         `test_accuracy`; None if the loss has no accuracy.
-      metrics: `(outputs, labels) -> figures by name` of all test images, in NumPy, or None.
-      figures: `(outputs, labels, names of classes) -> entries` of the summary of a finished run,
+      metrics: `(outputs, labels) -> {name: value}` over all test images, in NumPy, or None.
+      figures: `(outputs, labels, class_names) -> entries` for `summary.json` of a finished run,
         see `bam.models.figures`, or None.
     """
 
@@ -46,8 +45,10 @@ def cross_entropy(weights: Any = None) -> Loss:
     r"""$-w_y \log p_y$ for one label of each image: integers from 0, `[N]`.
 
     Args:
-      weights: public numbers, one for each class, finite and at least 0; None means 1 for each.
-        InputError for anything else, which a config may hold.
+      weights: a public number for each class, finite and at least 0; None means 1 for each.
+
+    Raises:
+      InputError: for other weights.
     """
     class_weights = _weights(weights)
 
@@ -57,7 +58,8 @@ def cross_entropy(weights: Any = None) -> Loss:
 
     def check(labels: np.ndarray, num_classes: int) -> str:
         if class_weights is not None and len(class_weights) != num_classes:
-            return f"labels of {num_classes} classes, but loss.weights are {len(class_weights)}"
+            num = len(class_weights)
+            return f"labels have {num_classes} classes, but --config.loss.weights has {num} numbers"
         return _wrong_classes(labels, num_classes, 1)
 
     return Loss(of_output, check, right=_is_class, figures=classification)
@@ -66,15 +68,15 @@ def cross_entropy(weights: Any = None) -> Loss:
 def binary() -> Loss:
     """Sum over labels of the binary cross-entropy; labels are zeros and ones, `[N, labels]`.
 
-    Metrics are the accuracy over all labels, and the area under the ROC curve of each label with
-    both values among the test examples, with their mean.
+    The accuracy is over all labels. Metrics are the area under the ROC curve of each label that has
+    both values among the test examples, and the mean of these areas.
     """
 
     def check(labels: np.ndarray, num_classes: int) -> str:
         if labels.ndim != 2 or labels.shape[1] != num_classes:
-            what = "a class each" if labels.ndim == 1 else f"shape {labels.shape}"
-            return f"labels of {what}; loss binary needs [N, {num_classes}], zeros and ones"
-        return "" if np.isin(labels, (0, 1)).all() else "labels that are neither 0 nor 1"
+            kind = "one class each" if labels.ndim == 1 else f"shape {labels.shape}"
+            return f"labels of {kind}; loss binary needs zeros and ones [N, {num_classes}]"
+        return "" if np.isin(labels, (0, 1)).all() else "labels must be 0 or 1"
 
     def metrics(outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         with needs("train"):
@@ -100,7 +102,7 @@ def squared_error() -> Loss:
     def check(labels: np.ndarray, num_classes: int) -> str:
         if math.prod(labels.shape[1:]) != num_classes or labels.ndim > 2:
             return f"labels of shape {labels.shape}; expected [N, {num_classes}] numbers"
-        return "" if np.isfinite(labels).all() else "labels that are not finite"
+        return "" if np.isfinite(labels).all() else "labels must be finite"
 
     def metrics(outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         return {"test_mean_absolute_error": float(np.abs(outputs - _like(labels, outputs)).mean())}
@@ -116,8 +118,8 @@ def squared_error() -> Loss:
 def per_pixel(weights: Any = None) -> Loss:
     """Mean over pixels of the cross-entropy; labels are integers from 0, `[N, h, w]`.
 
-    Outputs are `[N, h, w, classes]`. Metrics are the share of pixels that are predicted right, and
-    the mean over classes of the intersection over union, of all test pixels together.
+    Outputs are `[N, h, w, classes]`. The accuracy is the share of pixels that are predicted right.
+    The metric is the intersection over union on all test pixels, averaged over classes.
     """
     pixel_loss = cross_entropy(weights)
 
@@ -155,21 +157,23 @@ LOSSES = {
 
 
 def _weights(weights: Any) -> np.ndarray | None:
+    """Class weights as float32; InputError for any other value of a config."""
     if weights is None:
         return None
     try:
         array = np.asarray(weights, np.float32)
-    except (TypeError, ValueError):  # for a text such as "balanced", or a dict
+    except (TypeError, ValueError):  # a text such as "balanced", or a dict
         array = np.zeros(0, np.float32)
     if array.ndim != 1 or not (np.isfinite(array).all() and (array >= 0).all() and array.any()):
         raise InputError(
-            "loss.weights must be finite numbers from 0, one a class, as in "
-            f"--config.loss.weights=1,2.5, got {weights!r:.200}"
+            f"--config.loss.weights={weights!r:.200} must be finite numbers from 0, one a class, "
+            "such as 1,2.5"
         )
     return array
 
 
 def _wrong_classes(labels: np.ndarray, num_classes: int, ndim: int) -> str:
+    """The error of labels that are not integers of a class with `ndim` axes; "" without one."""
     hint = ""
     if np.issubdtype(labels.dtype, np.floating):
         hint = "; numbers need --config.loss.name=squared_error"

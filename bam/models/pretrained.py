@@ -1,7 +1,7 @@
-"""Weights of timm and Hugging Face transformers under the names, and in the layouts, used here.
+"""Converts weights of timm and Hugging Face transformers to the names and layouts of `bam`.
 
-Both libraries are PyTorch's: a linear layer's weight is `[out, in]` there, a convolution's
-`[out, in, h, w]`.
+Both libraries use PyTorch, where the weight of a linear layer is `[out, in]` and that of a
+convolution `[out, in, h, w]`.
 """
 
 import math
@@ -21,8 +21,8 @@ with needs("train"):
     import safetensors
     import safetensors.numpy
 
-# Name in a file -> name here; the first pattern that matches the whole name counts. Transformers
-# has three attention matrices where there is one here; the last word says which one it is.
+# Pattern of a name in a file -> name in `bam`; the first that matches the complete name counts.
+# Transformers has three attention matrices in place of one; a last word then says which it is.
 VIT_TIMM = {
     r"cls_token": "class_token",
     r"pos_embed": "position",
@@ -57,20 +57,20 @@ RESNET_TIMM = {
     r"layer(\d)\.(\d+)\.downsample\.1\.(\w+)": r"layer\1_\2_skip/norm/\3",
     r"fc\.(\w+)": r"head/\1",
 }
-# A name that only this kind of file has -> the patterns of its names.
+# Pattern of a name that only this kind of file has -> the patterns for all its names.
 KINDS = {
     r"blocks\.0\.attn\.qkv\.weight": VIT_TIMM,
     r"(vit\.)?embeddings\.cls_token": VIT_TRANSFORMERS,
     r"layer1\.0\.conv1\.weight": RESNET_TIMM,
 }
 QUERY_KEY_VALUE = ("q", "k", "v")
-# safetensors' names of types; JAX brings bfloat16 to NumPy.
+# Name of a type in safetensors -> NumPy's type; JAX adds bfloat16 to NumPy.
 TYPES: Mapping[str, Any] = {
     **{f"F{8 * size}": np.dtype(f"f{size}") for size in (2, 4, 8)},
     **{f"{x.upper()}{8 * size}": np.dtype(f"{x}{size}") for x in "iu" for size in (1, 2, 4, 8)},
     **{"BOOL": np.dtype(bool), "C64": np.dtype(np.complex64), "BF16": jnp.bfloat16},
 }
-# Beginning of other files that users take for weights -> their kind, and the remedy.
+# First bytes of other files that users take for weights -> the kind of file and a remedy.
 OTHERS = {
     rb"version https://git-lfs": "a pointer of Git LFS: run `git lfs pull`, or download the file",
     rb"\s*<(!doctype|html|\?xml)": "a web page: download the file itself",
@@ -82,41 +82,41 @@ OTHERS = {
 
 
 def tensors(content: bytes, path: Path) -> dict[str, np.ndarray]:
-    """The weights in the bytes of a safetensors file; InputError, in one line, for another file."""
+    """The weights in the bytes of a safetensors file; InputError for any other content."""
     try:
         stored = safetensors.deserialize(content)
-    except Exception as error:  # for a damaged file it raises its own error, TypeError and others
-        # Asked last, because the length of a header may look like the beginning of another file.
-        for beginning, what in OTHERS.items():
+    except Exception as error:  # safetensors raises its own error, TypeError and others
+        # Not before: the header's length in a right file may look like the start of another kind.
+        for beginning, kind in OTHERS.items():
             if re.match(beginning, content, re.IGNORECASE):
-                raise InputError(f"{path} is no safetensors file but {what}") from None
+                raise InputError(f"{path} is not a safetensors file but {kind}") from None
         raise InputError(
-            f"{path} is damaged, cut short or no safetensors file: download it again ({error})"
+            f"{path} is damaged, cut short or not a safetensors file: download it again ({error})"
         ) from None
-    if kind := next((x["dtype"] for _, x in stored if x["dtype"] not in TYPES), ""):
+    if dtype := next((x["dtype"] for _, x in stored if x["dtype"] not in TYPES), ""):
         raise InputError(
-            f"{path} is no safetensors file of NumPy's types: save its weights of {kind} as F32"
+            f"{path} is not a safetensors file of NumPy's types: save its weights of {dtype} as F32"
         )
     return {k: np.frombuffer(x["data"], TYPES[x["dtype"]]).reshape(x["shape"]) for k, x in stored}
 
 
 def fitted(
-    named: Mapping[str, np.ndarray], needed: Mapping[str, Any], shape: tuple[int, ...]
+    arrays: Mapping[str, np.ndarray], needed: Mapping[str, Any], shape: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
-    """Weights adapted to images of another size or to grey ones, as in timm, and to float32.
+    """Weights adapted to float32, and as in timm to images of another size or with one channel.
 
-    A ViT's positions on a square grid are interpolated, bicubic (a = -1/2) with antialiasing; the
-    class token keeps its position. The first layer's weights are summed over the colours, so a grey
-    image has the same outputs as three equal channels had.
+    The positions of a ViT on a square grid are interpolated (bicubic, a = -1/2, with antialiasing);
+    the class token keeps its position. The weights of the first layer are summed over the colours,
+    so a grey image has the outputs that it had with three equal channels.
 
     Args:
-      named: as `renamed` returns them. Weights that do not fit are left as they are, and `load`
-        refuses them.
-      needed: name -> array or shape, of the model.
-      shape: of the images; height and width decide the grid of patches.
+      arrays: weights as `renamed` returns them. Those that do not fit stay unchanged, and
+        `finetune.load` refuses them.
+      needed: name -> array or shape of a parameter of the model.
+      shape: shape of the images; height and width decide the grid of patches.
     """
-    weights = dict(named)
-    for name in named.keys() & needed.keys():
+    weights = dict(arrays)
+    for name in arrays.keys() & needed.keys():
         value, like = weights[name], needed[name]
         if value.ndim != len(like.shape):
             continue
@@ -133,7 +133,7 @@ def fitted(
 
 
 def _interpolated(position: np.ndarray, num_patches: int, height: int, width: int) -> np.ndarray:
-    """Positions `[1, 1 + side², d]` on another image's grid; unchanged if they are no such grid."""
+    """Positions `[1, 1 + side², d]` on the grid of another size; other shapes are unchanged."""
     side = math.isqrt(max(0, position.shape[1] - 1))
     rows = max(1, round(math.sqrt(num_patches * height / width)))
     is_square, is_grid = 0 < side**2 == position.shape[1] - 1, num_patches % rows == 0
@@ -145,13 +145,13 @@ def _interpolated(position: np.ndarray, num_patches: int, height: int, width: in
     return np.concatenate([position[:, :1], np.asarray(resized).reshape(1, -1, features)], axis=1)
 
 
-def renamed(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights as a model here has them, if their names are another library's; else as they are.
+def renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Weights with the names and layouts of `bam`, if their names are those of another library.
 
-    Names that no pattern has are left alone: whoever loads them says that they are too many.
+    Names that match no pattern stay, and `finetune.load` refuses them as surplus.
 
     Raises:
-      InputError: for weights of a model with BatchNorm, with what takes its place.
+      InputError: for weights of a model with BatchNorm; the message names a replacement.
 
     Examples:
       >>> new = renamed({"layer1.0.conv1.weight": np.zeros((8, 4, 3, 3)), "fc.bias": np.ones(2)})
@@ -159,31 +159,32 @@ def renamed(named: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
       {'layer1_0_1/conv/kernel': (3, 3, 4, 8), 'head/bias': (2,)}
     """
     patterns = next(
-        (of for mark, of in KINDS.items() if any(re.fullmatch(mark, x) for x in named)), None
+        (of for mark, of in KINDS.items() if any(re.fullmatch(mark, x) for x in arrays)), None
     )
-    if any(name.endswith("running_mean") for name in named):
+    if any(name.endswith("running_mean") for name in arrays):
         raise InputError(
             "these weights are of a model with BatchNorm, which mixes the examples of a batch: "
-            "take ones that were trained with GroupNorm, such as timm's resnet50_gn"
+            "use weights that were trained with GroupNorm, such as timm's resnet50_gn"
         )
     if patterns is None:
-        return dict(named)
+        return dict(arrays)
     weights: dict[str, np.ndarray] = {}
-    apart: dict[str, dict[str, np.ndarray]] = {}
-    for name, value in named.items():
-        path, _, which = _path_of(name, patterns).partition(" ")
+    separate: dict[str, dict[str, np.ndarray]] = {}  # query, key and value of a layer
+    for name, value in arrays.items():
+        path, _, part = _path_of(name, patterns).partition(" ")
         path, value = _laid_out(path, value)
-        if which:
-            apart.setdefault(path, {})[which[0]] = value
+        if part:
+            separate.setdefault(path, {})[part[0]] = value
         else:
             weights[path] = value
-    for path, three in apart.items():
+    for path, three in separate.items():
         if three.keys() == set(QUERY_KEY_VALUE):
             weights[path] = np.concatenate([three[x] for x in QUERY_KEY_VALUE], axis=-1)
     return weights
 
 
 def _path_of(name: str, patterns: Mapping[str, str]) -> str:
+    """The name in `bam` of a weight; the same name if no pattern matches."""
     for pattern, path in patterns.items():
         if match := re.fullmatch(pattern, name):
             return match.expand(path)
@@ -191,13 +192,13 @@ def _path_of(name: str, patterns: Mapping[str, str]) -> str:
 
 
 def _laid_out(path: str, value: np.ndarray) -> tuple[str, np.ndarray]:
-    """A PyTorch weight as Flax has it: a matrix of inputs by outputs, a scale of a norm."""
+    """A PyTorch weight with Flax's name and layout: a `kernel` `[…, in, out]` or a `scale`."""
     if not path.endswith("/weight"):
         return path, value
     path = path.removesuffix("weight")
     if value.ndim == 1:
         return path + "scale", value
     value = value.transpose(2, 3, 1, 0) if value.ndim == 4 else value.T
-    if path == "patch/":  # a product with each patch's pixels in one row
+    if path == "patch/":  # `VisionTransformer` multiplies the pixels of a patch in one row
         value = value.reshape(-1, value.shape[-1])
     return path + "kernel", np.ascontiguousarray(value)

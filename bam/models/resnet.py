@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50 with GroupNorm, with the arithmetic of timm's weights."""
+"""ResNet-18 and ResNet-50 with GroupNorm that compute the same as those of timm."""
 
 import functools
 from collections.abc import Sequence
@@ -13,11 +13,12 @@ from bam.models.layers import Conv, group_norm
 class ResNet(nn.Module):
     """A ResNet for images of ImageNet's size: a stem of stride 4 and four stages.
 
-    GroupNorm(32) stands where BatchNorm did, which mixes examples. With `bottleneck` a block is
-    1×1, 3×3, 1×1 with four times the features at its end; else two 3×3. `width` scales all. With
-    0 classes there is no head, and the mean of the last stage is returned.
+    GroupNorm(32) replaces BatchNorm, which mixes examples. A block has two 3×3 convolutions; with
+    `bottleneck` it has 1×1, 3×3 and 1×1, with four times the features at its end. `width` is the
+    number of features of the stem. With 0 classes there is no head, and the mean over the pixels
+    of the last stage is returned.
 
-    Source: He et al. 2016; GroupNorm of Wu and He 2018, as timm's `resnet50_gn`.
+    Source: He et al. 2016; Wu and He 2018 (GroupNorm); timm's `resnet50_gn`.
     """
 
     num_classes: int
@@ -30,7 +31,7 @@ class ResNet(nn.Module):
         """Logits of a batch of images."""
         x = nn.relu(self._conv("stem", self.width, 7, 2)(images))
         around = ((0, 0), (1, 1), (1, 1), (0, 0))
-        x = jnp.pad(x, around)  # zeros are below or at every activation
+        x = jnp.pad(x, around)  # zeros never win the maximum, because activations are at least 0
         x = nn.max_pool(x, (3, 3), (2, 2))
         for stage, num_blocks in enumerate(self.blocks):
             for block in range(num_blocks):
@@ -40,7 +41,7 @@ class ResNet(nn.Module):
         return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
 
     def _block(self, name: str, x: Array, features: int, stride: int) -> Array:
-        """As PyTorch has it since 2017: the 3×3 convolution strides, not the 1×1 before it."""
+        """A residual block. As in PyTorch, the 3×3 convolution has the stride, not the 1×1."""
         out = 4 * features if self.bottleneck else features
         layers = [(features, 3, stride), (out, 3, 1)]
         if self.bottleneck:
@@ -58,6 +59,8 @@ class ResNet(nn.Module):
 
 
 class _ConvNorm(nn.Module):
+    """A convolution without bias, then GroupNorm(32)."""
+
     features: int
     kernel_size: int
     stride: int

@@ -1,4 +1,4 @@
-"""ResNet-9, as the BAM authors train it on CIFAR-10 and CIFAR-100."""
+"""ResNet-9, the network that the BAM authors train on CIFAR-10 and CIFAR-100."""
 
 import flax.linen as nn
 from jaxtyping import Array, Float
@@ -14,13 +14,14 @@ class ResNet9(nn.Module):
     conv w → conv 2w + pool → residual(2 × conv 2w) → [ScaleNorm] → conv 4w + pool →
     conv 4w + pool → residual(2 × conv 4w) → [ScaleNorm] → average-pool to 2×2 → linear, where
     conv is conv 3×3 → GroupNorm(32) → Mish and pool averages 2×2. No activation follows the
-    additions; ScaleNorm is an affine GroupNorm. GroupNorm has fewer groups where 32 does not divide
-    the channels. `norm_last` is conv → Mish → GroupNorm, as TAN orders layers (Sander et al. 2023).
+    additions, and ScaleNorm is an affine GroupNorm. If 32 does not divide the channels, GroupNorm
+    has fewer groups. `norm_last` orders layers as TAN does: conv → Mish → GroupNorm (Sander et al.
+    2023).
 
-    With `symmetries` its logits are the same for an image and the mirrored one (2), for the four
-    turns of a square one (4), or for all eight (8): channels are fields of so many orientations,
-    which share a kernel, a scale and a bias (Hölzl et al. 2023, arXiv 2301.13104). It costs what a
-    network of this width does, with nearly so many times fewer parameters.
+    With `symmetries`, logits are equal for an image and its mirror image (2), for the four turns of
+    a square image (4), or for both (8). Channels are then fields with one number for each symmetry;
+    a field has one kernel, scale and bias (Hölzl et al. 2023, arXiv 2301.13104). A step costs as
+    much as without symmetries, and the parameters are nearly 2, 4 or 8 times fewer.
 
     Source: arXiv 2308.12018 and its authors' code.
     """
@@ -33,11 +34,11 @@ class ResNet9(nn.Module):
     symmetries: int = 1
 
     def __post_init__(self) -> None:
-        """Refuses symmetries that are no group, or that the width is no multiple of."""
+        """InputError for symmetries that are not a group's order or do not divide the width."""
         if self.symmetries not in ORDERS or self.width % self.symmetries:
             raise InputError(
-                f"model.symmetries is 1, 2, 4 or 8 and divides model.width, got {self.symmetries} "
-                f"and {self.width}"
+                f"--config.model.symmetries must be 1, 2, 4 or 8 and divide model.width, got "
+                f"{self.symmetries} and {self.width}"
             )
         super().__post_init__()
 

@@ -1,4 +1,4 @@
-"""Networks of a few layers for small images, features and tables; and a deep one for timing."""
+"""Networks of a few layers for small images, features and tables, and a deep one for timing."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -11,13 +11,13 @@ from bam.models.layers import Conv, average_pool, group_norm
 class Linear(nn.Module):
     """Multinomial logistic regression on flattened inputs, zero-initialised.
 
-    The weight is `[classes, inputs]`, as PyTorch's, where a kernel of Flax is `[inputs, classes]`:
-    an example's gradient, the product of a column and a row, is then never stored on CPU, but
-    computed where it is read, a long row at a time.
+    The weight is `[classes, inputs]`, as in PyTorch; a kernel of Flax would be `[inputs, classes]`.
+    An example's gradient is the product of a column and a row. With this layout XLA never stores it
+    on CPU, but computes it where it is read, in long rows.
     """
 
     num_classes: int
-    width: int = 0  # which it has none of
+    width: int = 0  # ignored
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."]) -> Float[Array, "n classes"]:
@@ -32,12 +32,13 @@ class Linear(nn.Module):
 class LeNet5(nn.Module):
     """conv 5×5, 6 → pool → conv 5×5, 16 → pool → 120 → 84 → classes, with tanh: for MNIST.
 
-    Tanh and average pooling are LeCun's own, and bounded activations suit private training. Both
-    convolutions pad to the same size (the original's second does not), with bias.
+    Tanh and average pooling are those of the original, and bounded activations suit private
+    training. Both convolutions have a bias and pad to the same size; the second of the original
+    does not pad.
     """
 
     num_classes: int
-    width: int = 0  # which it has none of
+    width: int = 0  # ignored
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
@@ -52,9 +53,9 @@ class LeNet5(nn.Module):
 
 
 class ConvNet(nn.Module):
-    """Two blocks of conv 3×3 → GroupNorm → ReLU → average pool, then linear: the demo's model.
+    """The model of the demo: two blocks conv 3×3 → GroupNorm → ReLU → average pool, then linear.
 
-    The first block has `width` channels, a multiple of 4, the second twice as many.
+    The first block has `width` channels, the second twice as many.
     """
 
     num_classes: int
@@ -72,8 +73,8 @@ class ConvNet(nn.Module):
 class TanhCNN(nn.Module):
     """conv 3×3 → tanh → max pool 2 → conv 3×3 → tanh → linear, with biases.
 
-    Both convolutions have `width` channels. The network of Tramèr and Boneh (arXiv 2011.11660) for
-    scattering features of colour images, where `width` is 64.
+    Both convolutions have `width` channels. With 64 it is the network of Tramèr and Boneh (arXiv
+    2011.11660) for scattering features of colour images.
     """
 
     num_classes: int
@@ -89,10 +90,10 @@ class TanhCNN(nn.Module):
 
 
 class DeepResidual(nn.Module):
-    """dense → `depth` − 2 identical residual layers, scanned → dense; `width` units each.
+    """dense → a scan over `depth` − 2 residual layers → dense, with `width` units in each.
 
-    Its compile time does not grow with its depth: the residual layers' weights are stacked along
-    one axis, and their code is compiled once.
+    The compile time does not grow with the depth: the weights of the residual layers are stacked
+    along one axis, and their code is compiled once.
     """
 
     num_classes: int
@@ -107,7 +108,7 @@ class DeepResidual(nn.Module):
         x = nn.tanh(nn.Dense(self.width)(inputs.reshape(inputs.shape[0], -1)))
         if self.depth > 2:
             scanned = nn.scan(
-                _Block,  # whose name is part of the parameters' names in checkpoints
+                _Block,  # its name is part of the names of parameters in checkpoints
                 variable_axes={"params": 0},
                 split_rngs={"params": True},
                 length=self.depth - 2,

@@ -1,4 +1,4 @@
-"""Turns and mirrorings of a square, and kernels that are tied over them."""
+"""The symmetries of a square, and convolution kernels that are tied over a group of them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,30 +11,30 @@ ORDERS = (1, 2, 4, 8)
 
 
 class Symmetry(NamedTuple):
-    """A mirroring of left and right, or none, and then so many turns by 90°."""
+    """An optional mirroring of left and right, followed by `turns` turns by 90°."""
 
     mirrored: bool
     turns: int
 
     def inverse(self) -> "Symmetry":
-        """What undoes it; a mirroring that is turned undoes itself."""
+        """The inverse symmetry; a mirroring with any turns is its own inverse."""
         return self if self.mirrored else Symmetry(False, -self.turns % 4)
 
     def after(self, first: "Symmetry") -> "Symmetry":
-        """The first, and then this one."""
+        """The symmetry that applies `first`, then this one."""
         turns = self.turns + (-first.turns if self.mirrored else first.turns)
         return Symmetry(self.mirrored != first.mirrored, turns % 4)
 
     def __call__(
         self, images: Float[Array, "..."], axes: tuple[int, int] = (0, 1)
     ) -> Float[Array, "..."]:
-        """Images, or kernels, that are so mirrored and turned."""
+        """Images or kernels, mirrored and turned over two axes."""
         mirrored = jnp.flip(images, axes[1]) if self.mirrored else images
         return jnp.rot90(mirrored, self.turns, axes)
 
 
 def group(order: int) -> Sequence[Symmetry]:
-    """1: the identity; 2: with the mirroring; 4: the turns; 8: all symmetries of a square."""
+    """The group of an order: 1 identity, 2 with the mirroring, 4 turns, 8 all symmetries."""
     return [
         Symmetry(mirrored, turns)
         for mirrored in ((False, True) if order in (2, 8) else (False,))
@@ -45,10 +45,10 @@ def group(order: int) -> Sequence[Symmetry]:
 def tied(
     kernel: Float[Array, "k k c f"], order: int, lifting: bool = False
 ) -> Float[Array, "k k c f_order"]:
-    r"""The kernel of an equivariant convolution, $W_{hg} = g\,\psi_{g^{-1} h}$ of symmetries.
+    r"""The kernel of an equivariant convolution, $W_{hg} = g\,\psi_{g^{-1} h}$, from weights ψ.
 
-    Channels are fields of one number for each symmetry. The input of a `lifting` convolution is
-    images, whose channels are no fields: $W_g = g\,\psi$.
+    Channels are fields with one number for each symmetry g. The input of a `lifting` convolution is
+    images, whose channels are not fields: $W_g = g\,\psi$.
 
     Source: Cohen and Welling 2016 (arXiv 1602.07576).
     """
@@ -66,12 +66,13 @@ def tied(
 
 
 def _fields(each: Sequence[Array]) -> Array:
+    """Arrays for the symmetries, interleaved along the last axis, so that a field is contiguous."""
     stacked = jnp.stack(each, axis=-1)
     return stacked.reshape(*stacked.shape[:-2], -1)
 
 
 def invariant(images: Float[Array, "n s s f_order"], order: int) -> Float[Array, "n s s f"]:
-    r"""Means over a fibre, $\sum_g g^{-1} x_g / |G|$: no symmetry of the input changes them."""
+    r"""Means over a field, $\sum_g g^{-1} x_g / |G|$, which no symmetry of the input changes."""
     n, height, width, channels = images.shape
     fields = images.reshape(n, height, width, channels // order, order)
     upright = [g.inverse()(fields[..., i], (1, 2)) for i, g in enumerate(group(order))]

@@ -1,4 +1,4 @@
-"""Vision Transformers, with the arithmetic of timm's and of Hugging Face's weights."""
+"""Vision Transformers that compute the same as those of timm and Hugging Face transformers."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,13 @@ from bam.errors import InputError
 
 
 class VisionTransformer(nn.Module):
-    """ViT with a class token; LayerNorm before each layer, exact GELU, a linear head.
+    """ViT with a class token, LayerNorm before each layer, exact GELU and a linear head.
 
-    Nothing in it mixes examples: LayerNorm is of one token. `bam.models.pretrained` names its
-    weights as other libraries do. The position embedding is of the input's size.
-    With 0 classes there is no head, and the class token is returned.
+    It does not mix examples, because LayerNorm normalises each token on its own. The size of the
+    input fixes the size of the position embedding. `bam.models.pretrained` converts weights of
+    other libraries. With 0 classes there is no head, and the class token is returned.
 
-    Source: Dosovitskiy et al. 2021; Ti and S of Touvron et al. 2021.
+    Source: Dosovitskiy et al. 2021; sizes Ti and S: Touvron et al. 2021.
     """
 
     num_classes: int
@@ -28,12 +28,12 @@ class VisionTransformer(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
-        """Logits of a batch of images whose sides are multiples of the patch."""
+        """Logits of a batch of images whose sides are multiples of the patch size."""
         n, height, width, channels = images.shape
         if height % self.patch or width % self.patch:
             raise InputError(
-                f"a vision transformer of patches of {self.patch} needs sides that are multiples "
-                f"of it, got {images.shape[1:]}"
+                f"a vision transformer needs images with sides that are multiples of {self.patch}, "
+                f"got {images.shape[1:]}"
             )
         size, rows, columns = self.patch, height // self.patch, width // self.patch
         patches = images.reshape(n, rows, size, columns, size, channels).swapaxes(2, 3)
@@ -50,13 +50,13 @@ class VisionTransformer(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention of all tokens of an image to each other, then a network of each token."""
+    """Self-attention over the tokens of an image, then a two-layer network on each token."""
 
     num_heads: int
 
     @nn.compact
     def __call__(self, x: Float[Array, "n t d"]) -> Float[Array, "n t d"]:
-        """The next layer's tokens."""
+        """The tokens after this block."""
         features = x.shape[-1]
         qkv = nn.Dense(3 * features, name="qkv")(_norm("norm1")(x))
         q, k, v = jnp.moveaxis(qkv.reshape(*x.shape[:2], 3, self.num_heads, -1), 2, 0)
@@ -71,7 +71,7 @@ def _norm(name: str) -> nn.LayerNorm:
 
 
 def vit(features: int, num_heads: int) -> Callable[..., nn.Module]:
-    """`(num_classes, width, depth=12) -> module` of a size; its width is the size's own."""
+    """A maker `(num_classes, width, depth=12) -> module`; it ignores the width."""
 
     def make(num_classes: int, width: int, depth: int = 12) -> nn.Module:
         del width

@@ -1,4 +1,4 @@
-"""Wide ResNets: De et al.'s (the default) and the BAM authors' variant."""
+"""Wide ResNets: that of De et al. (the default), and the variant of the BAM authors."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -9,12 +9,12 @@ from bam.models.layers import Conv, group_norm, mish
 
 
 class WideResNet(nn.Module):
-    """WRN-16-4 as De et al. 2022 train it privately; 2,753,818 parameters for 10 classes.
+    """The private WRN-16-4 of De et al. 2022; 2,753,818 parameters for 10 classes.
 
-    Every layer is ReLU → GroupNorm(16) → weight-standardised conv with gain and bias, the
-    projection of the first block of each stage included; then ReLU → GroupNorm → global mean →
-    linear. `width` is the widening factor; `depth` is 6n + 4. `shortcut_norm_first` makes the
-    projections GroupNorm → ReLU → conv: order 3 of TAN (Sander et al. 2023, arXiv 2210.03403).
+    Every layer is ReLU → GroupNorm(16) → weight-standardised conv with gain and bias, also the
+    projection in the first block of each stage. The end is ReLU → GroupNorm → global mean → linear.
+    `width` is the widening factor; `depth` is 6n + 4. With `shortcut_norm_first` the projections
+    are GroupNorm → ReLU → conv: order 3 of TAN (Sander et al. 2023, arXiv 2210.03403).
 
     Source: De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification".
     """
@@ -48,9 +48,9 @@ class WideResNet(nn.Module):
 
 
 class WideResNetBam(nn.Module):
-    """The BAM authors' WRN-16-4: GroupNorm(≤ 32) → Mish → conv, ScaleNorm after each block.
+    """The WRN-16-4 of the BAM authors: GroupNorm(≤ 32) → Mish → conv, ScaleNorm after each block.
 
-    `width` and `depth` as in `WideResNet`; ScaleNorm is an affine GroupNorm after the addition.
+    `width` and `depth` are as in `WideResNet`. ScaleNorm is an affine GroupNorm after the addition.
     """
 
     num_classes: int
@@ -79,14 +79,14 @@ class WideResNetBam(nn.Module):
 
 
 def _logits(network: WideResNet | WideResNetBam, images: Array) -> Array:
-    """Conv 16 → three stages of blocks, with 16, 32 and 64 · width features → mean → linear.
+    """Conv 16 → three stages of blocks with 16, 32 and 64 · width features → mean → linear.
 
-    The first block of a stage strides by 1, 2 and 2, and projects its shortcut.
+    The first block of each stage projects its shortcut and has stride 1, 2 and 2.
     """
     blocks, rest = divmod(network.depth - 4, 6)
     if blocks < 1 or rest:
         raise InputError(
-            f"the depth of a wide ResNet is 6n + 4 (10, 16, 22, …), got {network.depth}"
+            f"the depth of a wide ResNet must be 6n + 4 (10, 16, 22, …), got {network.depth}"
         )
     x = network._conv(images, 16)
     for stage, stride in enumerate((1, 2, 2)):

@@ -1,1 +1,1 @@
-"""One file for each kind of file that data comes in. All of them may be a stranger's."""
+"""A module for each source of data. The authors of the files that they read need not be trusted."""

@@ -1,8 +1,8 @@
-"""The official distributions: CIFAR archives, ImageNet32 batches, MNIST's idx files.
+"""Reads official distributions from local files: CIFAR archives, ImageNet32 batches, MNIST idx.
 
-Everything is read from local files. CIFAR archives are checked against their published MD5 sums,
-and every set against its published number of rows. A pickle is a program that may call any
-function, so the pickles of the Python archives may only name the parts of an array.
+CIFAR archives are checked against their published MD5 sums, and every set against its published
+number of rows. A pickle is a program that may call any function, so the pickles of the Python
+archives may only name the parts of an array.
 """
 
 import functools
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from bam.data.catalogue import DATASETS, Facts
+from bam.data.catalogue import DATASETS, Entry
 from bam.data.common import DataError, Split, check_labels
 
 MD5 = {
@@ -31,21 +31,21 @@ MD5 = {
 
 _CIFAR10_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 _IMAGENET32_FILES = (tuple(f"train_data_batch_{i}.npz" for i in range(1, 11)), ("val_data.npz",))
-# All names in a pickle of a dictionary of bytes, integers and a NumPy array.
+# All names that a pickle of bytes, integers and a NumPy array needs.
 PICKLED = {
-    "_codecs.encode",  # how Python 3 writes bytes
+    "_codecs.encode",  # Python 3 writes bytes with it
     "numpy.core.multiarray._reconstruct",
     "numpy._core.multiarray._reconstruct",
     "numpy.ndarray",
     "numpy.dtype",
 }
 
-# A part of a split: the file of its labels, its images [n, h, w, c], and its labels.
+# A part of a split: the file of its labels, its images `[n, h, w, c]`, and its labels.
 Part: TypeAlias = tuple[str, np.ndarray, np.ndarray]
 
 
 class _Layout(NamedTuple):
-    """A form in which a CIFAR data set is distributed."""
+    """The archive and the files of one version of a CIFAR data set."""
 
     archive: str
     folder: str
@@ -54,7 +54,7 @@ class _Layout(NamedTuple):
 
 
 def read(name: str, path: Path) -> tuple[Split, Split]:
-    """Training and test split of an official distribution, in its order, from local files.
+    """The training and test split of an official distribution, in its order, from local files.
 
     `path` is the folder with the files. For CIFAR it may also be the `.tar.gz` itself, or a folder
     with the archive or its content, in the Python or the binary version. ImageNet32 needs
@@ -63,39 +63,40 @@ def read(name: str, path: Path) -> tuple[Split, Split]:
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
-    facts = DATASETS[name]
+    entry = DATASETS[name]
     train, test = (
-        _join(parts, rows, facts, path)
-        for parts, rows in zip(_READERS[name](name, path), facts.rows, strict=True)
+        _join(parts, rows, entry, path)
+        for parts, rows in zip(_READERS[name](name, path), entry.rows, strict=True)
     )
     return train, test
 
 
-def _join(parts: Iterator[Part], rows: int, facts: Facts, path: Path) -> Split:
+def _join(parts: Iterator[Part], rows: int, entry: Entry, path: Path) -> Split:
     """Fills one array part by part, so that ImageNet32 is never in memory twice."""
-    images, labels = np.empty((rows, *facts.shape), np.uint8), np.empty(rows, np.int32)
+    images, labels = np.empty((rows, *entry.shape), np.uint8), np.empty(rows, np.int32)
     start = 0
-    for where, part_images, part_labels in parts:
-        checked = check_labels(part_labels, facts.num_classes, where)
+    for location, part_images, part_labels in parts:
+        checked = check_labels(part_labels, entry.num_classes, location)
         stop = start + len(checked)
-        if len(part_images) != len(checked) or part_images.shape[1:] != facts.shape:
+        if len(part_images) != len(checked) or part_images.shape[1:] != entry.shape:
             raise DataError(f"{path}: images {part_images.shape} do not fit {len(checked)} labels")
         if stop <= rows:
             images[start:stop], labels[start:stop] = part_images, checked
         start = stop
     if start != rows:
-        raise DataError(f"{path}: {start} rows in all, the official split has {rows}")
+        raise DataError(f"{path}: has {start} rows, but the official split has {rows}")
     return Split(images, labels)
 
 
 def _cifar(name: str, path: Path) -> Iterator[Iterator[Part]]:
+    """The parts of the training split, then those of the test split, one a file."""
     layout, contents = _cifar_contents(name, path)
 
     def parts(files: tuple[str, ...]) -> Iterator[Part]:
         for file in files:
-            where = f"{path}: {file}"
-            pixels, labels = layout.parse(contents[file], where)
-            yield where, _channels_last(pixels, where), labels
+            location = f"{path}: {file}"
+            pixels, labels = layout.parse(contents[file], location)
+            yield location, _channels_last(pixels, location), labels
 
     return (parts(files) for files in layout.files)
 
@@ -113,7 +114,7 @@ def _cifar_contents(name: str, path: Path) -> tuple[_Layout, dict[str, bytes]]:
                     file: _read(folder / file) for files in layout.files for file in files
                 }
     expected = " or ".join(layout.archive for layout in layouts)
-    raise DataError(f"{path}: neither {expected} nor what they contain")
+    raise DataError(f"{path}: contains neither {expected} nor their files")
 
 
 def _read(file: Path) -> bytes:
@@ -131,36 +132,36 @@ def _untar(archive: Path, layout: _Layout) -> dict[str, bytes]:
             f"{archive}: MD5 {md5}, expected {MD5[layout.archive]}: truncated or altered; "
             "download it again"
         )
-    wanted = {f"{layout.folder}/{file}": file for files in layout.files for file in files}
+    members = {f"{layout.folder}/{file}": file for files in layout.files for file in files}
     contents: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 name = member.name.removeprefix("./")
-                if name in wanted and (handle := tar.extractfile(member)) is not None:
-                    contents[wanted[name]] = handle.read()
+                if name in members and (handle := tar.extractfile(member)) is not None:
+                    contents[members[name]] = handle.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise DataError(f"{archive}: not a readable archive: {error}") from error
-    missing = [file for name, file in wanted.items() if file not in contents]
+    missing = [file for name, file in members.items() if file not in contents]
     if missing:
-        raise DataError(f"{archive}: {', '.join(missing)} missing inside")
+        raise DataError(f"{archive} lacks {', '.join(missing)}: download it again")
     return contents
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads the names in `PICKLED`; DataError for any other."""
+    """Loads the names in `PICKLED`; DataError for any other name."""
 
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in PICKLED:
-            raise DataError(f"refused: the pickle asks for {module}.{name}")
+            raise DataError(f"the pickle was refused, because it imports {module}.{name}")
         return super().find_class(module, name)
 
 
-def parse_pickle(content: bytes, where: str, label_key: bytes) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels, uint8 `[rows, 3072]`, and labels of one batch, a pickled dictionary.
+def parse_pickle(content: bytes, location: str, label_key: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """The pixels, uint8 `[rows, 3072]`, and the labels of a batch, which is a pickled dictionary.
 
     The dictionary has an array under `b"data"` and a list under `label_key`. DataError for a pickle
-    that is damaged, holds other objects, or asks for a function.
+    that is damaged, holds other objects, or imports a name not in `PICKLED`.
     """
     try:
         batch = _Unpickler(io.BytesIO(content), encoding="bytes").load()
@@ -170,18 +171,18 @@ def parse_pickle(content: bytes, where: str, label_key: bytes) -> tuple[np.ndarr
         if pixels.dtype != np.uint8 or pixels.shape != (len(labels), 3072):
             raise TypeError("data is not an array of uint8 with a row for each label")
     except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{location}: {error}") from error
     # A damaged pickle may raise nearly any error.
     except Exception as error:
-        raise DataError(f"{where}: not a CIFAR batch: {type(error).__name__} {error}") from error
+        raise DataError(f"{location}: not a CIFAR batch: {type(error).__name__} {error}") from error
     return pixels, np.array(labels, np.int64)
 
 
-def _parse_binary(content: bytes, where: str, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels and labels of records with `label_bytes` labels, of which the last counts."""
+def _parse_binary(content: bytes, location: str, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+    """The pixels and labels of records with `label_bytes` labels; the last label counts."""
     size = label_bytes + 3072
     if len(content) % size:
-        raise DataError(f"{where}: truncated in row {len(content) // size}")
+        raise DataError(f"{location}: truncated in row {len(content) // size}")
     records = np.frombuffer(content, np.uint8).reshape(-1, size)
     return records[:, label_bytes:], records[:, label_bytes - 1].astype(np.int64)
 
@@ -192,6 +193,7 @@ def _imagenet32(name: str, path: Path) -> Iterator[Iterator[Part]]:
 
 
 def _imagenet32_batch(file: Path) -> Part:
+    """A batch of ImageNet32, whose labels begin at 1 in the file."""
     if not file.is_file():
         raise DataError(f"{file}: missing")
     try:
@@ -228,10 +230,10 @@ def _idx(folder: Path, name: str, num_axes: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def _channels_last(pixels: np.ndarray, where: str) -> np.ndarray:
-    """Rows `[n, 3072]` of whole colour planes, as in all three distributions, as NHWC."""
+def _channels_last(pixels: np.ndarray, location: str) -> np.ndarray:
+    """Rows `[n, 3072]` of three colour planes, as CIFAR and ImageNet32 store them, as NHWC."""
     if pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != 3072:
-        raise DataError(f"{where}: {pixels.dtype} {pixels.shape}, expected uint8 rows of 3072")
+        raise DataError(f"{location}: {pixels.dtype} {pixels.shape}, expected uint8 rows of 3072")
     return pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
 
 

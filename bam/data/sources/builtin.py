@@ -7,7 +7,7 @@ from bam.extras import needs
 
 
 def digits() -> tuple[Split, Split]:
-    """Handwritten digits, 8×8 grey, 10 classes: 1437 to train, 360 to test."""
+    """Handwritten digits, 8×8 grey, 10 classes: 1437 for training, 360 for test."""
     with needs("train"):
         from sklearn import datasets
 
@@ -17,7 +17,7 @@ def digits() -> tuple[Split, Split]:
 
 
 def breast_cancer() -> tuple[Split, Split]:
-    """Wisconsin diagnostic breast cancer, 2 classes: 455 to train, 114 to test.
+    """Wisconsin diagnostic breast cancer, 2 classes: 455 for training, 114 for test.
 
     Features keep their units, float32 `[N, 1, 1, 30]`; see `catalogue.BREAST_CANCER_BOUNDS`.
     """

@@ -1,4 +1,4 @@
-"""Data sets in Parquet, in the column layout of Hugging Face image data sets."""
+"""Reads data sets in Parquet with the column layout of Hugging Face image data sets."""
 
 import contextlib
 import hashlib
@@ -43,32 +43,37 @@ def read(
     num_classes: int = 0,
     stays: Stays = in_memory,
 ) -> tuple[Split, Split, int]:
-    """Training split, test split and number of classes of `train.parquet` and `test.parquet`.
+    """The training split, test split and number of classes of a folder of Parquet files.
 
-    The image column (`image` or `img`) is a struct whose `bytes` hold an encoded image; its `path`
-    is ignored and never followed. The label column (`label` or `fine_label`) holds integers, or for
-    other losses numbers or lists of one length (fixed_size_list). A split may also come in shards,
-    `train-00000-of-00002.parquet` and so on, all of them present.
+    The files are `train.parquet` and `test.parquet`, or shards such as
+    `train-00000-of-00002.parquet`, all of them present. The image column (`image` or `img`) is a
+    struct whose `bytes` hold an encoded image; its `path` is ignored and never followed. The label
+    column (`label` or `fine_label`) holds integers, or for other losses numbers or lists of one
+    length (fixed_size_list).
 
-    Every image must have the shape `(height, width, channels)`; None takes the shape of the first
-    training image. 0 classes takes the number in the schema metadata of the first training file.
-    The number is public, so it is never counted from the labels, which are private. If
-    `stays(bytes of the decoded training images)` is True, images are `StoredImages`, and each read
-    decodes the rows that it needs.
+    Args:
+      path: the folder.
+      shape: `(height, width, channels)` of every image; None takes that of the first training
+        image.
+      num_classes: the number of classes; 0 takes that in the schema metadata of the first training
+        file. It is public, so it is never counted from the private labels.
+      stays: `bytes of the decoded training images -> whether images stay in their files`, as
+        `StoredImages` that decode rows when they are read.
 
-    DataError for a missing split or column, or a damaged file, image or label, naming file and row;
-    also if the number of classes is neither given nor named, or if the two differ.
+    Raises:
+      DataError: for a missing split or column, for a damaged file, image or label, with file and
+        row, and for a number of classes that is missing or not that of the metadata.
     """
     train, test = (_Files(_paths(path, split)) for split in ("train", "test"))
-    named = _num_classes(train.schema)
-    if named and num_classes and named != num_classes:
-        raise DataError(f"{train.paths[0]}: has {named} classes, expected {num_classes}")
-    num_classes = num_classes or named
+    in_metadata = _num_classes(train.schema)
+    if in_metadata and num_classes and in_metadata != num_classes:
+        raise DataError(f"{train.paths[0]}: has {in_metadata} classes, expected {num_classes}")
+    num_classes = num_classes or in_metadata
     if not num_classes:
         raise DataError(
-            f"{train.paths[0]}: how many classes there are is public and not counted from the "
-            "labels: name them in the schema metadata (Hugging Face's ClassLabel), or set "
-            "--config.dataset.num_classes (of `bam clip_norm`: --num_classes)"
+            f"{train.paths[0]}: the number of classes is not counted from the private labels: name "
+            "the classes in the schema metadata (Hugging Face's ClassLabel), or add "
+            "--config.dataset.num_classes=K (for `bam clip_norm`: --num_classes=K)"
         )
     shape = shape or train.first_shape()
     streamed = stays(train.num_rows * math.prod(shape))
@@ -77,23 +82,23 @@ def read(
 
 
 def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
-    """`Dataset.classes` and `preprocessing`, from the manifest or from the first file."""
+    """`Dataset.classes` and `Dataset.preprocessing`, from the manifest or the first file."""
     first = _paths(path, "train")[0]
     with readable(first):
         names = _class_names(pq.read_schema(first))
-    facts, preprocessing = manifest(path), None
-    if facts.get("preprocessing"):
-        preprocessing = Preprocessing.from_json(facts["preprocessing"]).as_json()
-        names = facts["classes"] if isinstance(facts.get("classes"), list) else names
+    record, preprocessing = manifest(path), None
+    if record.get("preprocessing"):
+        preprocessing = Preprocessing.from_json(record["preprocessing"]).as_json()
+        names = record["classes"] if isinstance(record.get("classes"), list) else names
     return tuple(map(str, names)), preprocessing
 
 
 def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
     """The user id of each training row, in the order of `read`, from a column of integers or texts.
 
-    A text becomes 64 bits of its BLAKE2. DataError for a column that is missing, of another type,
-    without a value in a row, or of integers in one file and texts in another: 7 and "7" may be one
-    user, who would then be protected as two.
+    A text becomes 64 bits of its BLAKE2. DataError for a column that is missing, has another type
+    or lacks a value; also for integers in one file and texts in another, because 7 and "7" may be
+    one user, who would then be protected as two.
     """
     ids, are_text = [np.zeros(0, np.int64)], set[bool]()
     for file in _paths(path, "train"):
@@ -106,13 +111,14 @@ def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
             are_text.add(pa.types.is_string(kind))
             if len(are_text) > 1:
                 raise DataError(
-                    f"{file}: column {column} is {kind}, in other files numbers or text"
+                    f"{file}: column {column} is {kind}, but in other files numbers or text"
                 )
             ids += _file_ids(file, column)
     return np.concatenate(ids)
 
 
 def _file_ids(file: Path, column: str) -> list[np.ndarray]:
+    """The ids in a file, in parts; DataError for a row without a user."""
     ids = []
     with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
         for group in range(table.num_row_groups):
@@ -122,21 +128,23 @@ def _file_ids(file: Path, column: str) -> list[np.ndarray]:
             for coded in (part.dictionary_encode() for part in values.chunks):
                 names = coded.dictionary.to_pylist()
                 if nobody := [x for x in names if isinstance(x, str) and x.strip() in MISSING]:
-                    raise DataError(f"{file}: column {column} has rows of no user: {nobody[0]!r}")
+                    raise DataError(
+                        f"{file}: column {column} has rows without a user: {nobody[0]!r}"
+                    )
                 different = [_number(x) for x in names]
                 ids.append(np.array(different, np.int64)[coded.indices.to_numpy()])
     return ids
 
 
 def _number(value: int | str) -> np.int64:
-    """An integer as it is, or the first 64 bits of a text's BLAKE2."""
+    """An integer unchanged, or the first 64 bits of a text's BLAKE2."""
     if isinstance(value, str):
         value = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest())
     return np.uint64(value % 2**64).astype(np.int64)
 
 
 class _Files:
-    """The files of a split, with footers read and checked."""
+    """The files of a split, whose footers are read and checked."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths = paths
@@ -169,6 +177,7 @@ class _Files:
         return Split(images, _joined(labels))
 
     def first_shape(self) -> tuple[int, int, int]:
+        """The shape of the first image; DataError without one."""
         first = [self._encoded(0)] if self.num_rows else []
         return decode_images(first, str(self.paths[0])).shape[1:]
 
@@ -184,7 +193,7 @@ class _Files:
     def _all_encoded(self, number: int, bytes_per_image: int) -> list[bytes | None]:
         """The encoded images of a file."""
         file, footer, (image, _) = self.paths[number], self._footers[number], self._columns[number]
-        # 64 more bytes a row, for its label and for the pointers to its image.
+        # 64 more bytes a row, for its label and for pointers to its image.
         check_memory(footer.num_rows * (bytes_per_image + 64), str(file))
         with readable(file), pq.ParquetFile(file, pre_buffer=False) as table:
             batches = table.iter_batches(512, columns=[f"{image}.bytes"])
@@ -192,7 +201,7 @@ class _Files:
             return [encoded for column in columns for encoded in column.to_pylist()]
 
     def _encoded(self, row: int) -> bytes | None:
-        """The encoded image of a row; its whole row group is read."""
+        """The encoded image of a row; Parquet reads the complete row group for it."""
         part = int(np.searchsorted(self._ends, row, side="right"))
         number, group, rows = self._groups[part].tolist()
         file, image = self.paths[number], self._columns[number][0]
@@ -211,7 +220,7 @@ class _Files:
         return f"{self.paths[number]}: row {row - before}"
 
     def _digest(self) -> bytes:
-        """A hash of all bytes of the files, because a footer does not tell two images apart."""
+        """A hash of all bytes of the files, because footers do not depend on the images."""
         total = hashlib.blake2b(digest_size=32)
         for file in self.paths:
             with file.open("rb") as opened:
@@ -229,37 +238,39 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def _paths(folder: Path, split: str) -> list[Path]:
-    whole = folder / f"{split}.parquet"
-    if whole.is_file():
-        return [whole]
+    """The file of a split, or all its shards in order; DataError if one is missing."""
+    single = folder / f"{split}.parquet"
+    if single.is_file():
+        return [single]
     shards = sorted(folder.glob(f"{split}-*-of-*.parquet"))
     if not shards:
         raise DataError(
             f"{folder}: no {split}.parquet; expected train.parquet and test.parquet, which "
-            "`bam data import` makes of a folder of images"
+            "`bam data import` writes for a folder of images"
         )
     declared = re.search(r"-of-(\d+)\.parquet$", shards[0].name)
     if declared is None or int(declared[1]) != len(shards):
-        raise DataError(f"{folder}: {len(shards)} shards of {split} found; {shards[0].name} is one")
+        num = f"{len(shards)} {split} shard{'s' * (len(shards) > 1)}"
+        raise DataError(f"{folder}: has {num}, not as many as {shards[0].name} says")
     return shards
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """Several arrays as one, which takes twice the memory; a single array as it is."""
+    """The concatenated arrays, for a moment in twice the memory; a single array unchanged."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _numbers(column: Any, where: str) -> np.ndarray:
+def _numbers(column: Any, location: str) -> np.ndarray:
     """The labels of a column: int64 or float32, or for lists int32 or float32 with two axes."""
     missing = np.flatnonzero(column.is_null().to_numpy())
     if missing.size:
-        raise DataError(f"{where} {missing[0]}: no label")
+        raise DataError(f"{location} {missing[0]}: no label")
     if not pa.types.is_fixed_size_list(column.type):
         numbers, integer = column.to_numpy(), "int64"
     else:
         flat, integer = column.combine_chunks().flatten(), "int32"
         if flat.null_count:
-            raise DataError(f"{where}: a list of labels lacks a value")
+            raise DataError(f"{location}: a list of labels lacks a value")
         numbers = flat.to_numpy().reshape(len(column), column.type.list_size)
     return numbers.astype(integer if np.issubdtype(numbers.dtype, np.integer) else np.float32)
 
@@ -278,6 +289,7 @@ def _columns(schema: Any, file: Path) -> tuple[str, str]:
 
 
 def _column(schema: Any, names: tuple[str, ...], file: Path) -> str:
+    """The first of these names that is a column; DataError if none is."""
     for name in names:
         if name in schema.names:
             return name
@@ -285,7 +297,10 @@ def _column(schema: Any, names: tuple[str, ...], file: Path) -> str:
 
 
 def _num_classes(schema: Any) -> int:
-    """The number of class names in the schema metadata, or of labels; 0 if unknown."""
+    """The number of class names in the schema metadata; of labels in a list; or 1 for numbers.
+
+    0 for classes without names.
+    """
     kind = next(schema.field(name).type for name in LABEL_COLUMNS if name in schema.names)
     if pa.types.is_fixed_size_list(kind) or pa.types.is_floating(kind):
         return int(getattr(kind, "list_size", 1))
@@ -293,6 +308,7 @@ def _num_classes(schema: Any) -> int:
 
 
 def _class_names(schema: Any) -> list[Any]:
+    """The names in Hugging Face's ClassLabel of the schema metadata; [] without them."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = next(features[name]["names"] for name in LABEL_COLUMNS if name in features)

@@ -1,8 +1,8 @@
-"""Data sets that tensorflow-datasets prepared as array_record files, read without TensorFlow.
+"""Reads data sets that tensorflow-datasets prepared as array_record files, without TensorFlow.
 
 tensorflow-datasets itself would import the modules that a folder's `features.json` names, and read
-the files that its `dataset_info.json` names. This reader does neither, because it knows the rows'
-format.
+the files that its `dataset_info.json` names. This reader does neither, because it knows the format
+of the rows.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bam.data.catalogue import DATASETS, Facts
+from bam.data.catalogue import DATASETS, Entry
 from bam.data.common import (
     DataError,
     Split,
@@ -29,25 +29,26 @@ from bam.data.stream import StoredImages
 from bam.errors import InputError
 from bam.extras import needs
 
-ONE_BY_ONE = "readahead_buffer_size:0,max_parallelism:1"  # rows are read at random, too
+ONE_BY_ONE = "readahead_buffer_size:0,max_parallelism:1"  # streaming reads rows in random order
 
 
 def read(name: str, path: Path, stays: Stays = in_memory) -> tuple[Split, Split]:
-    """Training and test split of a set of the catalogue, in stored order, from tfds's `data_dir`.
+    """The training and test split of a data set of the catalogue, in stored order.
 
-    The test split of ImageNet32 is its validation split. DataError if the set is not prepared there
-    as array_record, or is damaged. If `stays(bytes of the decoded training images)` is True, images
-    are `StoredImages`.
+    `path` is the `data_dir` of tensorflow-datasets. The test split of ImageNet32 is its validation
+    split. If `stays(bytes of the decoded training images)` is True, images are `StoredImages`.
+    DataError if the set is not prepared in `path` as array_record, or is damaged.
     """
-    facts = DATASETS[name]
-    named = {x.parent.name: x.parent for x in (path / facts.tfds).glob("*/dataset_info.json")}
-    versions = [name for name in named if re.fullmatch(r"\d+(\.\d+)*", name, re.ASCII)]
+    entry = DATASETS[name]
+    folders = {x.parent.name: x.parent for x in (path / entry.tfds).glob("*/dataset_info.json")}
+    versions = [name for name in folders if re.fullmatch(r"\d+(\.\d+)*", name, re.ASCII)]
     if not versions:
         raise DataError(
-            f"{path}: {facts.tfds} is not prepared here; without tensorflow-datasets, fetch "
-            f"{facts.url} and set dataset.source=archive dataset.path=FILE_OR_FOLDER"
+            f"{path}: {entry.tfds} is not prepared here; without tensorflow-datasets, download "
+            f"{entry.url} and add --config.dataset.source=archive "
+            "--config.dataset.path=FILE_OR_FOLDER"
         )
-    folder = named[max(versions, key=lambda name: [int(n) for n in name.split(".")])]
+    folder = folders[max(versions, key=lambda name: [int(n) for n in name.split(".")])]
     try:
         info = json.loads((folder / "dataset_info.json").read_bytes())
         file_format = info.get("fileFormat") or "tfrecord"
@@ -60,31 +61,34 @@ def read(name: str, path: Path, stays: Stays = in_memory) -> tuple[Split, Split]
             f"{folder}: prepared as {file_format!s:.20}, not array_record: prepare it again with "
             "file_format=array_record"
         )
-    stay = stays(sum(rows.get("train") or []) * math.prod(facts.shape))
+    stay = stays(sum(rows.get("train") or []) * math.prod(entry.shape))
     train, test = (
-        _read_split(facts, folder, split, rows.get(split), official, stay)
-        for split, official in zip(("train", facts.test_split), facts.rows, strict=True)
+        _read_split(entry, folder, split, rows.get(split), official, stay)
+        for split, official in zip(("train", entry.test_split), entry.rows, strict=True)
     )
     return train, test
 
 
 def _read_split(
-    facts: Facts, folder: Path, split: str, shards: list[int] | None, official: int, stay: bool
+    entry: Entry, folder: Path, split: str, shards: list[int] | None, official: int, stay: bool
 ) -> Split:
-    """Reads the shards of a split in order; `shards` has their numbers of rows.
+    """The split in these shards, in order; `shards` has their numbers of rows.
 
-    Every record is read for its label. If the images `stay` in the files, they are not kept.
+    Every record is read for its label. If images `stay` in the files, memory does not hold them.
     """
     with needs("data"):  # imported here, so that a failure below is the files' fault
         import array_record.python.array_record_module  # noqa: F401
         from tensorflow_datasets.proto import tf_example_pb2  # noqa: F401
 
-    where = f"{folder}: {split}"
+    location = f"{folder}: {split}"
     if not shards:
-        raise DataError(f"{where}: no such split")
+        raise DataError(f"{location}: no such split")
     if sum(shards) > official:
-        raise DataError(f"{where}: {sum(shards)} rows, the official split has {official}")
-    stem = f"{facts.tfds.partition('/')[0]}-{split}.array_record"
+        raise DataError(
+            f"{location}: has {sum(shards)} rows, but the official split has {official}: prepare "
+            "it again"
+        )
+    stem = f"{entry.tfds.partition('/')[0]}-{split}.array_record"
     files = [folder / f"{stem}-{i:05d}-of-{len(shards):05d}" for i in range(len(shards))]
     encoded, labels = [], []
     digest = hashlib.blake2b(digest_size=16)
@@ -96,18 +100,18 @@ def _read_split(
                 digest.update(image)
                 encoded += [] if stay else [image]
                 labels.append(row["label"].int64_list.value[0])
-    # array_record raises several types for the errors of its C++ reader.
+    # array_record raises several types of errors from its C++ reader.
     except Exception as error:
-        raise DataError(f"{where}: damaged files: row {len(labels)}: {error}") from error
-    numbers = check_labels(np.array(labels, np.int64), facts.num_classes, where)
+        raise DataError(f"{location}: damaged files: row {len(labels)}: {error}") from error
+    numbers = check_labels(np.array(labels, np.int64), entry.num_classes, location)
     if not stay:
-        return Split(decode_images(encoded, where, facts.shape), numbers)
-    rows, one = np.arange(len(numbers)), _reader_of_rows(files, shards, where)
-    place = lambda row: f"{where}: row {row}"  # noqa: E731
-    return Split(StoredImages(one, facts.shape, rows, place, digest.digest), numbers)
+        return Split(decode_images(encoded, location, entry.shape), numbers)
+    rows, one = np.arange(len(numbers)), _reader_of_rows(files, shards, location)
+    place = lambda row: f"{location}: row {row}"  # noqa: E731
+    return Split(StoredImages(one, entry.shape, rows, place, digest.digest), numbers)
 
 
-def _reader_of_rows(files: list[Path], shards: list[int], where: str) -> Callable[[int], bytes]:
+def _reader_of_rows(files: list[Path], shards: list[int], location: str) -> Callable[[int], bytes]:
     """A function `row -> encoded image` that several threads may call."""
     ends, locks = np.cumsum(shards), [threading.Lock() for _ in shards]
     readers = [_open(file) for file in files]
@@ -119,7 +123,7 @@ def _reader_of_rows(files: list[Path], shards: list[int], where: str) -> Callabl
                 [record] = readers[shard].read([row - int(ends[shard]) + shards[shard]])
             return bytes(_features(record)["image"].bytes_list.value[0])
         except Exception as error:  # as in `_read_split`
-            raise DataError(f"{where}: row {row}: damaged files: {error}") from error
+            raise DataError(f"{location}: row {row}: damaged files: {error}") from error
 
     return one
 
