@@ -23,7 +23,7 @@ SEARCHES = {"partition", "rpartition", "removeprefix", "removesuffix", "startswi
 SEARCHES |= {"compile", "fullmatch", "match", "search", "split", "sub", "findall", "getLogger"}
 # Help stands in docs/commands.md and docs/config.md, PRIVACY.md in other goldens.
 HELP = {"Flag", "Command", "Key", "Part", "Clip", "Method"}
-PAGES = {"bam/privacy/statement.py", "bam/release/page.py", "bam/release/plots.py"}
+PAGES = {"bam/privacy/statement.py", "bam/release/report.py", "bam/release/charts.py"}
 PAGES |= {"bam/sweep/plot.py"}
 BEGIN, OR, END = "\ue000\ue001\ue002"  # of a value or of a choice, in a text
 MARKS = str.maketrans({BEGIN: "{", OR: " / ", END: "}", "\n": "⏎"})

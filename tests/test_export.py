@@ -24,7 +24,7 @@ import bam
 from bam import files, models, named, provenance
 from bam.privacy import checkpoint, ledger, statement
 from bam.privacy.plan import Population, PrivacyPlan
-from bam.release import export, page
+from bam.release import export, report
 from bam.release import records as records_of
 from bam.training import config as base
 from bam.training import keys, loop, parts, rundir, summary
@@ -731,7 +731,7 @@ def test_a_release_and_a_public_page_name_the_code_but_not_the_data_set(run, tmp
     edit(run / "config.json", name_parts)
     export.export(run, tmp_path / "out")
     text = (tmp_path / "out/PRIVACY.md").read_text()
-    html = page.page(records_of.read(run), public=True, made_by="bam")
+    html = report.page(records_of.read(run), public=True, made_by="bam")
     for said in (text, html):
         for key in ("dataset.name", "optimizer.name"):
             assert statement.render({"part_of": key, "named": ""}, "part") in said

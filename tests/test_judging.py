@@ -11,12 +11,12 @@ from sklearn import metrics as sklearn_metrics
 from bam.cli import train
 from bam.data import datasets
 from bam.models import figures, losses
-from bam.release import page, records
+from bam.release import records, report
 from bam.sweep import comparison, runs, studies
 from bam.training import loop, summary, trainer
 from tests import runs as finished_runs
 from tests.test_losses import NUMBERS, PIXELS, SEVERAL, config_of, data_of, strict
-from tests.test_page import write
+from tests.test_report import write
 from tests.test_sweep import grid
 
 NAN = float("nan")
@@ -194,12 +194,12 @@ def test_outputs_that_are_no_numbers_have_no_figures(tmp_path, tmp_path_factory)
 @pytest.fixture
 def no_charts(monkeypatch):
     """Those of training are drawn slowly, and elsewhere."""
-    monkeypatch.setitem(page._TEMPLATES.filters, "svg", lambda chart: "")
+    monkeypatch.setitem(report._TEMPLATES.filters, "svg", lambda chart: "")
 
 
 def shown(folder, public=False, **facts):
     run = records.read(write(folder, **facts))
-    return page.page(run, public=public, made_by="bam")
+    return report.page(run, public=public, made_by="bam")
 
 
 @pytest.mark.usefixtures("no_charts")

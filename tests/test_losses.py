@@ -16,7 +16,7 @@ from bam import models
 from bam.cli.main import main
 from bam.data import datasets, users
 from bam.models import losses
-from bam.release import export, page, records
+from bam.release import export, records, report
 from bam.training import loop, rundir, trainer
 from configs import digits
 from tests import runs
@@ -294,7 +294,7 @@ def test_a_run_whose_loss_is_not_finite_is_finished_and_released_and_its_page_sa
     with pytest.raises(FileExistsError, match="already holds a finished run"):
         loop.train(built, None, run)
     export.export(run, tmp_path / "out")
-    own, public = (page.page(records.read(run), public=x, made_by="") for x in (False, True))
+    own, public = (report.page(records.read(run), public=x, made_by="") for x in (False, True))
     assert "Training diverged" in own and "diverged" not in public
 
 

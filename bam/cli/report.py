@@ -9,7 +9,8 @@ from bam import waits
 from bam.cli import console
 from bam.errors import InputError
 from bam.files import write_text
-from bam.release import export, page, records
+from bam.release import export, records
+from bam.release.report import page
 
 
 def main(argv: Sequence[str]) -> int:
@@ -26,7 +27,7 @@ def report(flags: FlagValues) -> None:
         if public:
             run.check_chosen()
         with waits.awaited(console.show, "drawing the figures", stays=False):
-            text = page.page(run, public=public, made_by=export.made_by())
+            text = page(run, public=public, made_by=export.made_by())
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         raise InputError(f"the records in {workdir} are damaged: {error!r}") from None
     console.check_writable(str(out))

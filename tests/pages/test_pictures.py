@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scripts.paper import plots
+from scripts.paper import pictures
 
 
 def test_pictures_are_legible_on_a_phone_and_small(tmp_path):
-    paths = plots.draw(tmp_path)
+    paths = pictures.draw(tmp_path)
     assert [path.name for path in paths] == [
         "training.png",
         "speed.png",
@@ -26,8 +26,8 @@ def test_pictures_are_legible_on_a_phone_and_small(tmp_path):
 
 
 def test_studies_are_drawn_again_from_their_csv_files(tmp_path):
-    paths = plots.draw_studies(tmp_path)
-    assert len(paths) == len(plots.STUDIES) + 1
+    paths = pictures.draw_studies(tmp_path)
+    assert len(paths) == len(pictures.STUDIES) + 1
     for path in paths:  # two panels side by side, with text as large as a page's
         with Image.open(path) as image:
             assert image.width == 930
@@ -35,34 +35,34 @@ def test_studies_are_drawn_again_from_their_csv_files(tmp_path):
 
 
 def test_every_run_is_compared_with_those_of_the_table():
-    runs = plots._table("docs/figures/bias_accuracy.csv")
+    runs = pictures._table("docs/figures/bias_accuracy.csv")
     groups = {
         name: [run for run in runs if (run["method"] == "dp_sgd") == plain]
         for name, plain in (("plain", True), ("ours", False))
     }
-    paired = plots._less(groups["ours"], groups["plain"], (*plots.PROBLEM, *plots.PAIRED))
-    assert (len(plots._less(runs, runs, plots.PROBLEM)), len(paired)) == (220, 141)
+    paired = pictures._less(groups["ours"], groups["plain"], (*pictures.PROBLEM, *pictures.PAIRED))
+    assert (len(pictures._less(runs, runs, pictures.PROBLEM)), len(paired)) == (220, 141)
 
 
 def test_accuracy_and_time_are_those_of_the_tables():
     for folder in ("", "/double"):
         kept = json.loads(Path(f"docs/results/cifar10_medium{folder}/table1.json").read_text())
         assert {run["num_steps"] for run in kept["runs"].values()} == {150}  # as the title says
-    points = plots._long_runs()
+    points = pictures._long_runs()
     (one, _), (larger, _) = points["DP-SGD\nbatch 1,024"], points["DP-SGD\nbatch 2,048"]
     slower, accuracy = points["BAM\nbatch 1,024"]
     assert one == 1 and 1.8 < larger < slower < 2.3
     assert round(accuracy["mean"], 2) == 59.73
-    assert len(plots._short_runs()) == 5
+    assert len(pictures._short_runs()) == 5
 
 
 @pytest.mark.parametrize(
     ("mean", "half", "ends"), [(90, 20, (70, 100)), (90, 5, (85, 95)), (100, 0, (100, 100))]
 )
 def test_no_interval_leaves_the_accuracies_that_there_can_be(mean, half, ends):
-    figure, axis = plots.plt.subplots()
-    plots._line(axis, {500: {"mean": mean, "half_width": half}}, "k")
+    figure, axis = pictures.plt.subplots()
+    pictures._line(axis, {500: {"mean": mean, "half_width": half}}, "k")
     [container] = axis.containers
     [[(_, low), (_, high)]] = container[2][0].get_segments()
-    plots.plt.close(figure)
+    pictures.plt.close(figure)
     np.testing.assert_allclose((low, high), ends)

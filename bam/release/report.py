@@ -15,8 +15,8 @@ import numpy as np
 from bam.extras import needs
 from bam.files import JsonObject, one_line
 from bam.privacy import statement
-from bam.release import export, plots
-from bam.release.plots import Chart
+from bam.release import charts, export
+from bam.release.charts import Chart
 from bam.release.records import NOT_PRIVATE, RECORDED, RunRecords
 from bam.training import config as base
 from bam.training import methods
@@ -39,7 +39,7 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters["markdown"] = MarkdownIt("zero").enable(_RULES).render
-_TEMPLATES.filters |= {"rounded": statement.rounded, "svg": plots.svg}
+_TEMPLATES.filters |= {"rounded": statement.rounded, "svg": charts.svg}
 
 
 def page(run: RunRecords, *, public: bool, made_by: str) -> str:
@@ -64,7 +64,7 @@ def page(run: RunRecords, *, public: bool, made_by: str) -> str:
         public=public,
         title=one_line(about if public else run.workdir.resolve().name),
         about=about,
-        plots_missing=plots.MISSING,
+        charts_missing=charts.MISSING,
         epsilon=epsilon,
         nominal=statement.nominal_notice(epsilon) if run.private and run.nominal else "",
         diverged="" if public else divergence(run.summary),
@@ -98,22 +98,22 @@ def attacker_charts(run: RunRecords, counted: int) -> list[Chart]:
     lines["guessing"] = rates, rates
     recognised = "Participants that an attacker recognises, at most"
     return [
-        Chart(recognised, "non-participants accused", lines, plots.SHARE, plots.SHARE),
+        Chart(recognised, "non-participants accused", lines, charts.SHARE, charts.SHARE),
         Chart("ε over training", "steps begun", over_steps),
     ]
 
 
 def _charts(run: RunRecords, prefix: str) -> list[Chart]:
     """A chart over training for each metric whose name begins with `prefix`."""
-    charts = []
+    over_training = []
     for key in sorted({key for row in run.rows for key in row if key.startswith(prefix)}):
         steps, values = zip(
             *((row["step"], row[key]) for row in run.rows if key in row), strict=True
         )
         name = in_words(key.removeprefix(NOT_PRIVATE))
-        form = plots.SHARE if key.endswith("accuracy") else plots.NUMBER
-        charts.append(Chart(name, "step", {name: (steps, values)}, form))
-    return charts
+        form = charts.SHARE if key.endswith("accuracy") else charts.NUMBER
+        over_training.append(Chart(name, "step", {name: (steps, values)}, form))
+    return over_training
 
 
 def in_words(name: str) -> str:
@@ -145,12 +145,12 @@ def _tests(summary: JsonObject) -> JsonObject | None:
                 form = "{:.1f} %".format if figure.endswith("accuracy") else "{:.4g}".format
                 factor = 100 if figure.endswith("accuracy") else 1
                 overall[in_words(name)] = [form(factor * x) for x in numbers]
-    charts = {}
+    bars = {}
     each_is = "label" if summary.get("loss") == "binary" else "class"
     for figure, each in members.items():
         order = sorted(each, key=lambda x: each[x] or ())  # None, without test images, first
         cut = f", the {MOST_CLASSES} lowest of {len(each)}" if len(each) > MOST_CLASSES else ""
-        charts[f"{in_words(figure)} by {each_is}{cut}"] = {
+        bars[f"{in_words(figure)} by {each_is}{cut}"] = {
             x: each[x] for x in each if x in order[:MOST_CLASSES]
         }
     names, confusion = [x[7:] for x in recorded if x.startswith("recall/")], np.zeros(0)
@@ -158,7 +158,7 @@ def _tests(summary: JsonObject) -> JsonObject | None:
         confusion = np.array(summary.get("confusion"), float)
     if confusion.shape != (len(names),) * 2 or len(names) > MOST_CLASSES:
         names = []
-    return {"overall": overall, "charts": charts, "names": names, "confusion": confusion.tolist()}
+    return {"overall": overall, "charts": bars, "names": names, "confusion": confusion.tolist()}
 
 
 def command_of(config: JsonObject) -> tuple[str, list[str]]:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from bam import provenance
 from bam.privacy.plan import make_plan
-from bam.release import export, page, plots, records
+from bam.release import charts, export, records, report
 from bam.training import config as base
 from bam.training import rundir
 from configs import digits
@@ -57,19 +57,19 @@ def write(folder, *, private=True, seed=None, finished=True, diagnosed=True, beg
 
 
 def of(folder, public=False):
-    return page.page(records.read(folder), public=public, made_by="bam, commit 1d4e")
+    return report.page(records.read(folder), public=public, made_by="bam, commit 1d4e")
 
 
 @pytest.fixture(autouse=True, scope="module")
 def drawn_once():
     """Pages of like runs have like charts, whose drawing is most of what a page takes."""
-    kept, draw = {}, plots.svg
+    kept, draw = {}, charts.svg
 
     def svg(chart):
         return kept.get(repr(chart)) or kept.setdefault(repr(chart), draw(chart))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(page._TEMPLATES.filters, "svg", svg)
+        patch.setitem(report._TEMPLATES.filters, "svg", svg)
         yield
 
 
@@ -115,29 +115,31 @@ def test_what_is_opened_is_closed(run, tmp_path):
 
 
 def test_a_chart_is_one_picture_without_names_that_two_would_share():
-    drawn = plots.svg(plots.Chart("Share", "step", {"clipped": ([7], [0.25])}, plots.SHARE))
+    drawn = charts.svg(charts.Chart("Share", "step", {"clipped": ([7], [0.25])}, charts.SHARE))
     assert drawn.startswith("<svg") and drawn.rstrip().endswith("</svg>")
     assert ">clipped</text>" in drawn and ">25%</text>" in drawn and " id=" not in drawn
 
 
 def test_axes_have_whole_steps_and_short_shares():
     def numbers(chart):
-        return [x.strip() for x in re.findall(r">([^<>]*\d[^<>]*)</text>", plots.svg(chart))]
+        return [x.strip() for x in re.findall(r">([^<>]*\d[^<>]*)</text>", charts.svg(chart))]
 
     for x, marks in ([0, 3], "0 1 2 3"), ([7], "7"), ([1, 2], "1 2"), ([0, 1000], "0 200 400"):
-        chart = plots.Chart("ε", "step", {"by the plan": (x, [1.0] * len(x))})
+        chart = charts.Chart("ε", "step", {"by the plan": (x, [1.0] * len(x))})
         assert " ".join(numbers(chart)).startswith(marks + " ")
     rates = [0.001, 0.01, 0.1, 1.0]
-    both = numbers(plots.Chart("Right", "wrong", {"guessing": (rates, rates)}, *[plots.SHARE] * 2))
+    both = numbers(
+        charts.Chart("Right", "wrong", {"guessing": (rates, rates)}, *[charts.SHARE] * 2)
+    )
     assert both[:4] == ["0.1%", "1%", "10%", "100%"] and both[-1] == "100%"
 
 
 def test_a_name_is_drawn_letter_by_letter():
     for name in (r"$\frac{$", "$a$", "_hidden", "a\x1b[2J<b>"):
-        chart = plots.Chart(name, name, {name: ([0, 1], [0.5, 0.25])})
-        texts = [html.unescape(x) for x in re.findall(r">([^<>]+)</text>", plots.svg(chart))]
+        chart = charts.Chart(name, name, {name: ([0, 1], [0.5, 0.25])})
+        texts = [html.unescape(x) for x in re.findall(r">([^<>]+)</text>", charts.svg(chart))]
         assert texts.count(name.replace("\x1b", r"\x1b")) + texts.count(f" {name}") == 2, texts
-    control = plots.Figure()
+    control = charts.Figure()
     control.text(0, 0, r"$\frac{$")
     with pytest.raises(ValueError, match="frac"):
         control.savefig(io.BytesIO(), format="svg")
@@ -148,10 +150,10 @@ def test_without_matplotlib_the_page_says_so_in_a_line_and_tells_the_charts_in_w
 ):
     assert "matplotlib is not" not in of(run)  # the control
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    spec = importlib.util.find_spec("bam.release.plots")
+    spec = importlib.util.find_spec("bam.release.charts")
     bare = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(bare)
-    monkeypatch.setattr(plots, "MISSING", bare.MISSING)
+    monkeypatch.setattr(charts, "MISSING", bare.MISSING)
     text = of(run)
     assert text.count("matplotlib is not installed: pip install &#39;.[plots]&#39;") == 1
     assert "<svg" not in text and "ε over training, by steps begun. by the plan: from 0" in text
@@ -179,7 +181,7 @@ def test_the_page_has_the_whole_statement_in_its_words(run):
 
 
 def test_the_curve_of_an_attacker_is_between_guessing_and_epsilon_alone(run):
-    chart, over_steps = page.attacker_charts(records.read(run), 4)
+    chart, over_steps = report.attacker_charts(records.read(run), 4)
     lines = {name: np.array(y) for name, (_, y) in chart.lines.items()}
     middle = np.array(chart.lines["guessing"][0]) < 0.2
     assert np.all((lines["guessing"] < lines["this training"])[:-1])  # the last is 100 %
@@ -283,11 +285,11 @@ def test_code_that_the_records_name_is_not_run(tmp_path):
 
 def test_the_command_sets_what_differs_from_the_base_config(tmp_path):
     config = rundir.as_json(base.get_config("dp_sat"))
-    command, missing = page.command_of(config)
+    command, missing = report.command_of(config)
     assert (command.count("--config"), missing) == (1, [])
     config["epsilon"], config["optimizer"]["momentum"] = 1.5, 0.9
     config["dataset"]["path"] = "/my data;ls"
-    command, missing = page.command_of(config)
+    command, missing = report.command_of(config)
     assert "--config=base:dp_sat" in command and "--config.epsilon=1.5" in command
     assert "'--config.dataset.path=/my data;ls'" in command
     assert missing == ["optimizer.momentum"]

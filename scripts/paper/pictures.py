@@ -1,6 +1,6 @@
 """Draws pictures from the numbers that are kept in benchmarks/, docs/results/ and docs/figures/.
 
-python -m scripts.paper.plots
+python -m scripts.paper.pictures
 
 It draws three pictures of docs/figures/site/; the others there are of studies that ended, and were
 drawn at the tags `archive-0.2.0` and `archive-0.3`. It also draws again the pictures of clipping
