@@ -112,7 +112,7 @@ def tiny(name, **changes):
         ("method", "builtins:id", "is from Python's standard library"),
         ("optimizer", "tests.cases:nothing", "returns a NoneType, without init, update"),
         ("model", "tests.cases:nothing", "a network must be a Flax Linen or NNX module"),
-        ("model", "tests.cases:three_logits", r"logits \(1, 3\) of 1 inputs: one row of 10"),
+        ("model", "tests.cases:three_logits", r"logits \(1, 3\) for 1 inputs: one row of 10"),
     ],
 )
 def test_a_part_that_cannot_be_is_one_line(section, name, message):
@@ -126,7 +126,7 @@ def test_a_part_that_cannot_be_is_one_line(section, name, message):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("integer", r"has a parameter int32\[64, 10\] at .*: float32 or bfloat16 is needed"),
+        ("integer", r"has a parameter int32\[64, 10\] at .*: make it float32 or bfloat16"),
         ("two outputs", "a network must return one array, not a tuple"),
     ],
 )

@@ -202,7 +202,7 @@ def _command(out: Path, manifest: JsonObject, kind: str) -> str:
         # A constant, because the largest number of images of a user is private.
         values |= {"dataset.groups": "user", "dataset.group_size": str(GROUP_SIZE)}
     num_units = manifest["num_users"] or manifest["num_examples"]["train"]
-    if num_units >= 50_000:  # δ must be far below 1/N, and 1e-5, the default, is not
+    if num_units > 10_000:  # δ should be at most a tenth of 1/N, and 1e-5, the default, is not
         values["delta"] = f"1e-{len(str(num_units)) + 1}"
     overrides = [f"--config.{key}={value}" for key, value in values.items() if value]
     return shlex.join(["bam", "train", "--config=folder:dp_sgd", "--workdir=run", *overrides])

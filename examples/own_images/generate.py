@@ -23,11 +23,13 @@ SUFFIXES = ("png", "tif", "png", "webp", "jpg", "jpg", "jpg", "gif", "png", "npy
 
 
 def write(folder: Path, num: int = 3000) -> None:
-    """Writes `num` images, three of each person, and `labels.csv`: file, label, person.
+    """Writes a new folder of `num` images, three of each person, and `labels.csv` with both.
 
     The table has the format of a spreadsheet program on Windows. Two persons have the same picture,
     and there is a folder of system files, as some archives leave it.
     """
+    if folder.exists():  # what is there stays as it is
+        return
     rng = np.random.default_rng(0)
     rows = []
     for number in range(num):
