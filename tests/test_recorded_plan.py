@@ -101,7 +101,7 @@ def test_an_interrupted_run_goes_on_by_its_own_plan(now, changed, tmp_path, seed
         ({"noise_multiplier": 0.9, "epsilon": 1.2}, r"epsilon 3\.\d+ is above the target, 3"),
         ({"epsilon": 2.0}, r"epsilon 5\.\d+ is above the target, 3"),
         ({"epsilon": math.nan}, "epsilon must be of .*float.*, got nan"),
-        ({"sampling_prob": 0.5}, "the records disagree: on neighbours, q = l/N"),
+        ({"sampling_prob": 0.5}, "the record contradicts itself in its neighbours"),
         ({"num_steps": 2}, "is claimed, but its plan gives"),
         ({"group_size": 3, "unit": "user"}, "a run with unit = 'user', not 'example'"),
         ({"delta": 10.0, "overflow": 10.0}, "a run with delta = "),

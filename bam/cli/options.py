@@ -539,8 +539,8 @@ replaced by nothing, its place is left empty, and the public q and T stay the
 same. If N is a public constant, this means adding or removing one example.
 
 With --plan it prints the joint ε of several runs on the same data, made by
-`bam train` or by your own loops. Composing their privacy losses gives less than
-the sum of their ε.
+`bam train` or by your own loops. Their privacy losses are composed: at
+the sum of their δ this gives at most the sum of their ε, and usually much less.
 """,
         (
             Flag("noise_multiplier", None, "σ; give this or --target_epsilon", float),
