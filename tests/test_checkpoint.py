@@ -77,7 +77,7 @@ def test_resuming_on_other_data_or_another_plan_is_refused(experiment, stopped, 
     with pytest.raises(ValueError, match="other training data"):
         loop.train(loop.build(tiny("dp_sgd"), other), 0, stopped)
     plan = dataclasses.replace(experiment.plan, num_steps=4)
-    with pytest.raises(ValueError, match="is of a run with num_steps = 3, not 4"):
+    with pytest.raises(ValueError, match="has num_steps = 3, but this run has 4"):
         loop.train(dataclasses.replace(experiment, plan=plan), 0, stopped)
     (stopped / "config.json").unlink()
     with pytest.raises(ValueError, match=r"holds steps of a run, but its config\.json is missing"):

@@ -474,7 +474,7 @@ def test_the_example_in_torch_refuses_weights_of_another_digest(release, tmp_pat
     example = importlib.import_module("examples.load_in_torch")
     monkeypatch.delitem(sys.modules, "examples.load_in_torch")
     folder = shutil.copytree(release, tmp_path / "edited")
-    refused("here are convnet", example.load, folder)  # the control: a network that it lacks
+    refused("this reads convnet", example.load, folder)  # the control: a network that it lacks
     file = folder / "weights.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     refused("have not the SHA-256", example.load, folder)

@@ -353,7 +353,7 @@ def test_without_a_checkpoint_what_was_begun_counts_and_the_ledger_is_needed(ste
 def test_a_ledger_without_its_config_or_of_another_plan_is_refused(experiment, steps, killed):
     shutil.rmtree(killed / "checkpoints")
     plan = dataclasses.replace(experiment.plan, spare_steps=1)
-    with pytest.raises(ValueError, match="of a run with spare_steps = 0, not 1"):
+    with pytest.raises(ValueError, match="has spare_steps = 0, but this run has 1"):
         loop.train(dataclasses.replace(experiment, plan=plan), None, killed)
     for name, message in (
         ("plan.json", r"has processes\.jsonl, but no run"),

@@ -487,7 +487,7 @@ def test_a_copy_of_a_clip_is_itself_and_other_parts_declare_no_bound():
         clip._replace(update=wide.update),
         bam.BoundedTransformation._make([clip.init, lambda *x: x]),
     ):
-        with pytest.raises(ValueError, match="declares no bound"):
+        with pytest.raises(ValueError, match="has no `sensitivity`"):
             clipping.as_declared(other)
     again = bam.BoundedTransformation(*wide, 1.0)
     assert (again.sensitivity, again.is_proved, wide.sensitivity) == (1.0, False, 50.0)

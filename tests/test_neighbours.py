@@ -245,7 +245,8 @@ def test_a_record_of_the_last_version_is_refused_and_one_of_this_says_who_neighb
     new = bam.make_plan(num_examples=given, expected_batch_size=batch_size, **PLAN)
     assert bam.PrivacyPlan.from_json(new.to_json()) == new
     assert new.adjacency == "add_or_remove_one" and new.epsilon == plan.epsilon
-    with pytest.raises(ValueError, match="disagree"):  # the stronger claim needs the constant
+    # The stronger claim needs the constant.
+    with pytest.raises(ValueError, match="contradicts itself"):
         bam.PrivacyPlan.from_json(new.to_json() | {"num_examples_given": False, "adjacency": "x"})
 
 

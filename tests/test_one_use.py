@@ -308,7 +308,9 @@ def test_rows_of_one_user_cannot_be_made_several_users(shape, without_the_tests_
     rows = np.reshape(batch.examples, (*shape, 2))
     apart = batch._replace(examples=rows, mask=batch.mask.reshape(shape))
     for update in (tx.update, jax.jit(tx.update)):
-        refused("drawn", update, apart, state, W)
+        refused(
+            "the batch was drawn with shapes|of this batch were changed", update, apart, state, W
+        )
     tx.update(batch, state, W)  # the control
 
 
@@ -501,7 +503,7 @@ DAMAGED = r"0\.npz could not be read: if it is damaged, move it away"
         ({"record": None}, DAMAGED),
         ({"more": []}, DAMAGED),
         ({"new": 1}, DAMAGED),
-        ({"record": {}}, r"0\.npz is of a run with num_examples = None, not 20"),
+        ({"record": {}}, r"0\.npz has num_examples = None, but this run has 20"),
         ({"record": {"noise_multiplier": "much"}}, "noise_multiplier = 'much', not"),
         ({"record": {"epsilon": [1]}}, r"epsilon = \[1\], not"),
         ({"digests": {"groups, or in another order": [1, 2]}}, "to a run with other groups"),
@@ -541,7 +543,7 @@ def test_facts_that_are_damaged_are_one_line(
         ({"noise_multiplier": "much"}, "must be of type float"),
         ({"noise_multiplier": 0.5}, r"plan\.json: epsilon .* is claimed, but its plan gives"),
         ({"epsilon": [1]}, "must be of type float"),
-        ({"clip": "another"}, r"plan\.json is of a run with clip = 'another', not"),
+        ({"clip": "another"}, r"plan\.json has clip = 'another', but this run has"),
     ],
 )
 def test_a_record_that_is_damaged_or_was_edited_is_one_line(
@@ -786,5 +788,5 @@ def test_a_key_of_jax_random_is_saved_as_such(tmp_path):
     others = jax.random.key(0), jax.random.split(jax.random.key(0, impl="rbg"), 3)
     _, again, views = private.restore((like, *others))
     assert again == key and (views == keys_of_views).all()
-    refused(r"where there is", private.restore, (like, others[1], others[0]))
+    refused(r"but this training has", private.restore, (like, others[1], others[0]))
     private.close()

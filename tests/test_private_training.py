@@ -149,7 +149,7 @@ def test_a_state_cannot_be_made_again_or_traced_and_a_training_not_copied_or_tra
         ),  # l for N
         ({"epsilon": math.inf}, "epsilon must be positive and finite"),
         ({"delta": 0.5}, "below 1/N"),
-        ({"clip": optax.identity()}, "declares no bound"),
+        ({"clip": optax.identity()}, "has no `sensitivity`"),
         ({"num_epochs": 0}, "num_steps"),
         ({"mechanism": "shuffle"}, "unknown mechanism"),
     ],
@@ -326,8 +326,8 @@ def test_a_users_places_without_a_row_count_for_nothing_whatever_their_gradient(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"groups": IDS}, "group_size, the most rows used of each"),
-        ({"group_size": 2}, "groups, the user of each row"),
+        ({"groups": IDS}, "belong together: pass both"),
+        ({"group_size": 2}, "belong together: pass both"),
         (USERS | {"groups": IDS.astype(float)}, r"groups must be \[rows\] integers or texts"),
         (USERS | {"groups": IDS[:, None]}, r"groups must be \[rows\] integers or texts"),
         (USERS | {"num_examples": 60}, "num_examples is 60, the users in groups are 22"),

@@ -107,9 +107,9 @@ def test_an_interrupted_run_goes_on_by_its_own_plan(now, changed, tmp_path, seed
         ({"delta": 10.0, "overflow": 10.0}, "a run with delta = "),
         ({"clip_norm": 0.5}, "a run with clip_norm = "),
         ({"sensitivity": 2}, "a run with sensitivity = "),
-        ({"overflow": 0.5}, "the records disagree"),
+        ({"overflow": 0.5}, "the record contradicts itself"),
         ({"spare_steps": 0, "num_steps": 1 / NUM_STEPS}, "a run with num_steps = 1, not 3"),
-        ({"noise_multiplier": 2}, "npz is of a run with noise"),
+        ({"noise_multiplier": 2}, "npz has noise"),
     ],
 )
 def test_a_plan_that_was_edited_is_refused_before_any_step(

@@ -134,8 +134,8 @@ def renamed(folder):
         (lambda folder: (folder / "steps_begun").unlink(), "steps_begun is missing"),
         (damaged("steps_begun", lambda x: x[:3]), "has 3 steps, but other records have 4"),
         (damaged("steps_begun", lambda x: x + b"x"), "steps_begun is damaged"),
-        (of_another_training, r"plan\.json is of a run with num_steps = 15, not 10"),
-        (with_a_checkpoint_of_another_training, r"4\.npz is of a run with num_steps = 15, not 10"),
+        (of_another_training, r"plan\.json has num_steps = 15, but this run has 10"),
+        (with_a_checkpoint_of_another_training, r"4\.npz has num_steps = 15, but this run has 10"),
     ],
 )
 def test_a_folder_that_is_not_whole_is_refused_in_one_line_and_left_alone(folder, damage, message):

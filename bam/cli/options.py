@@ -485,11 +485,11 @@ are public.
             ),
             Rule(
                 lambda values: values.labels or values.user_column in ("", "PatientID"),
-                "--user_column is a column of --labels, which is missing",
+                "--user_column names a column of a table: add --labels=TABLE",
             ),
             Rule(
                 lambda values: values.labels or not values.split_column,
-                "--split_column is a column of --labels, which is missing",
+                "--split_column names a column of a table: add --labels=TABLE",
             ),
             Rule(
                 lambda values: not (values.labels and values.test_folder),

@@ -89,10 +89,7 @@ def _warn(metadata: JsonObject, preprocessing: Preprocessing, images: Sequence[P
         if num := pixels.check_ranges(images, preprocessing):
             _say(f"{files.have(num, 'file')} several frames or pages: the first is used")
     except pixels.WindowError as error:  # only a warning: a picture may be dark
-        _say(
-            f"warning: {error.what}, and the release has no window: import the training images "
-            "with --window=LOW,HIGH, and train again"
-        )
+        _say(f"warning: {error.what}, and the release has no window")
     except (DataError, MissingExtraError) as error:
         _say(f"warning: {error}")
 
