@@ -136,7 +136,7 @@ class _Texts:
         if isinstance(node, ast.expr) and node not in self.taken and (text := self.text(node)):
             yield kind, text
             kind = "part"
-        inner = list(ast.iter_child_nodes(node))
+        inner, is_rule = list(ast.iter_child_nodes(node)), lambda x: _called(x) == "Rule"
         match node:
             case ast.FunctionDef() | ast.ClassDef():
                 inner = node.body
@@ -145,7 +145,9 @@ class _Texts:
             case ast.Expr(value=ast.Constant()) | ast.Compare():  # a docstring; nothing to print
                 inner = []
             case ast.Call() if _called(node) in SEARCHES | HELP:
-                inner = []
+                inner = [x for x in ast.walk(node) if isinstance(x, ast.Call) and is_rule(x)]
+            case ast.Call() if is_rule(node):
+                inner = [x for x in node.args if not isinstance(x, ast.Lambda)]
         for each in inner:
             yield from self.below(each, _kind(node) or kind)
 

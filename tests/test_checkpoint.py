@@ -77,7 +77,7 @@ def test_resuming_on_other_data_or_another_plan_is_refused(experiment, stopped, 
     with pytest.raises(ValueError, match="other training data"):
         loop.train(loop.build(tiny("dp_sgd"), other), 0, stopped)
     plan = dataclasses.replace(experiment.plan, num_steps=4)
-    with pytest.raises(ValueError, match="is of a run with num_steps = 3, not 4"):
+    with pytest.raises(ValueError, match="has num_steps = 3, but this run has 4"):
         loop.train(dataclasses.replace(experiment, plan=plan), 0, stopped)
     (stopped / "config.json").unlink()
     with pytest.raises(ValueError, match=r"holds steps of a run, but its config\.json is missing"):
@@ -167,8 +167,8 @@ def test_checkpoints_of_another_run_or_of_nothing_are_refused_and_left_alone(
         loop.train(other, 0, tmp_path / "other", should_stop=stop_after(2))
     key = (stopped / "data_key").read_bytes()
     for foreign, message in (
-        ("other run", "is of a run with other training data, or its data_key is gone"),
-        ("other run and its key", r"2\.npz has noise.*, where there is opt_state"),
+        ("other run", "belongs to a run with other training data, or lacks its data_key"),
+        ("other run and its key", r"2\.npz has noise.*, but this training has opt_state"),
         ("junk", r"checkpoints/2\.npz could not be read: if it is damaged, move it away"),
     ):
         shutil.rmtree(stopped / "checkpoints")
@@ -277,10 +277,13 @@ def test_a_byte_that_is_changed_anywhere_is_seen_or_changes_nothing(tmp_path):
 def test_a_checkpoint_of_other_arrays_is_refused_by_name(tmp_path):
     path = written(tmp_path, 5)
     for like, message in (
-        ({**TREE, "w": np.zeros(4)}, r"5\.npz has w float64\[3\], where there is w float64\[4\]"),
-        ({**TREE, "w": np.zeros(3, int)}, r"w float64\[3\], where there is w int64\[3\]"),
-        ({"w": TREE["w"]}, r"has half float16\[2\], where there is w"),
-        ({**TREE, "x": np.zeros(1)}, r"has nothing, where there is x float64\[1\]"),
+        (
+            {**TREE, "w": np.zeros(4)},
+            r"5\.npz has w float64\[3\], but this training has w float64\[4\]",
+        ),
+        ({**TREE, "w": np.zeros(3, int)}, r"w float64\[3\], but this training has w int64\[3\]"),
+        ({"w": TREE["w"]}, r"has half float16\[2\], but this training has w"),
+        ({**TREE, "x": np.zeros(1)}, r"has nothing, but this training has x float64\[1\]"),
     ):
         refused(message, checkpoint.restore, path, like)
     assert_same_bits(checkpoint.restore(path, TREE)["half"], TREE["half"])  # the control

@@ -224,7 +224,7 @@ def test_ctrl_c_stops_a_run_with_a_checkpoint_and_the_same_command_goes_on(tmp_p
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 3 and not errors
-    assert printed.endswith("the same command goes on from there\n")
+    assert printed.endswith("the same command continues it\n")
     assert list((tmp_path / "run" / "checkpoints").iterdir())
 
 
@@ -305,7 +305,7 @@ def test_a_stopped_run_has_an_exit_status_of_its_own_and_one_that_diverges_ends_
     huge = ("--config.optimizer.name=sgd", "--config.optimizer.learning_rate=1e38")
     command = ("bam", "train", *settings, *huge, "--config.accountant=rdp")
     stopped = run_command(*command, f"--workdir={tmp_path}/run", "--max_seconds=0.001")
-    assert stopped.returncode == 3 and "the same command goes on" in stopped.stdout
+    assert stopped.returncode == 3 and "the same command continues it" in stopped.stdout
     done = run_command(*command, f"--workdir={tmp_path}/run")
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]

@@ -172,5 +172,5 @@ def test_a_learning_rate_per_clip_norm_takes_steps_in_units_of_it():
 def test_without_a_clip_norm_a_learning_rate_has_no_such_unit():
     config = digits.get_config("non_private")
     config.optimizer = cifar10_scattering.get_config("dp_sgd").optimizer
-    with pytest.raises(ValueError, match=r"optimizer\.per_clip_norm: a run that is not private"):
+    with pytest.raises(ValueError, match=r"optimizer\.per_clip_norm needs a private run"):
         loop.build(config)

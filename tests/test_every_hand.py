@@ -326,7 +326,7 @@ def test_noise_that_a_vmap_would_add_to_several_sums_is_refused():
 
 def test_a_seed_that_is_given_to_two_transforms_is_warned_of_while_both_exist():
     first = bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7))
-    with pytest.warns(RuntimeWarning, match="a key of the same words"):
+    with pytest.warns(RuntimeWarning, match="another transform has an equal key"):
         bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7))
     bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7, "another"))
     del first

@@ -100,7 +100,7 @@ def tiny(name, **changes):
     [
         ("clip", "nowhere.at_all:clip", "cannot be imported: No module named 'nowhere'"),
         ("clip", "examples.low_pass:no_such", "cannot be imported"),
-        ("clip", "optax:trace", "declares no bound"),
+        ("clip", "optax:trace", "has no `sensitivity`"),
         ("model", "examples.own_model:no_such", "cannot be imported"),
         ("model", "resnet10", "unknown model 'resnet10'"),
         ("dataset", "examples.own_dataset:parity", "does not take"),

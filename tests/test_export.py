@@ -362,11 +362,11 @@ BOTH = ("plan", "summary")
         (gone("checkpoints"), "kept no weights; train with --config.checkpoint.every above 0"),
         (changed("summary", seed=SEED), "has a seed: .* --nominal"),
         (changed("summary", noise=None), "did not record noise .* train again"),
-        (changed("summary", steps_begun=4), "4 steps were begun, the plan pays for 3"),
-        (changed("summary", steps_taken=2), "not of the end of this run"),
+        (changed("summary", steps_begun=4), "4 steps were begun, but the plan covers 3"),
+        (changed("summary", steps_taken=2), "not that of the run's last step"),
         (changed("plan", noise_multiplier=9.0), "plan.json and summary.json disagree"),
         (changed(*BOTH, noise_multiplier=0.9), r"epsilon 2\.9.* is claimed, but its plan gives"),
-        (changed(*BOTH, clip_norm=0.5), "not of the end of this run"),
+        (changed(*BOTH, clip_norm=0.5), "not that of the run's last step"),
         (changed(*BOTH, clip_norm=0.0), "its clip_norm is 0.0"),
         (changed(*BOTH, sensitivity=True), "its sensitivity is True"),
         (changed(*BOTH, sensitivity=1e308), "32-bit floats hold"),
@@ -474,7 +474,7 @@ def test_the_example_in_torch_refuses_weights_of_another_digest(release, tmp_pat
     example = importlib.import_module("examples.load_in_torch")
     monkeypatch.delitem(sys.modules, "examples.load_in_torch")
     folder = shutil.copytree(release, tmp_path / "edited")
-    refused("here are convnet", example.load, folder)  # the control: a network that it lacks
+    refused("this reads convnet", example.load, folder)  # the control: a network that it lacks
     file = folder / "weights.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     refused("have not the SHA-256", example.load, folder)

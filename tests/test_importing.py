@@ -210,7 +210,10 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("data", "export", "x"), "bam data import FOLDER --out=DATA, or bam data show DATA"),
+        (
+            ("data", "export", "x"),
+            "usage: bam data import FOLDER --out=DATA, or bam data show DATA",
+        ),
         (("data", "import", ".", "--out=o", "--labels=t.csv"), "--labels needs --classes"),
         (("data", "import", "x"), "--out is required"),
         (("data", "import", "x", "--out=o", "--size=8y9"), "--size=32 or --size=16x24"),

@@ -179,7 +179,7 @@ def test_lost_steps_end_the_run_earlier_and_one_line_says_so(steps, killed):
     assert said == [
         "2 steps were lost in a crash and their privacy is spent, so this run ends after step 3 of "
         "5; a new run can plan for that with --config.spare_steps=2",
-        "goes on from step 2 of 3",
+        "continues from step 2 of 3",
     ]
     assert int(result.state.step) == 3
     counts = [(row["step"], row["steps_begun"]) for row in result.rows]
@@ -227,7 +227,7 @@ def test_a_run_that_loses_nothing_takes_its_steps_and_no_spare_one(spared, tmp_p
     assert begun(tmp_path) == 3  # told to stop, it loses nothing
     lines = []
     result = loop.train(spared, None, tmp_path, log=lines.append)
-    assert lines == [f"goes on from step 3 of {NUM_STEPS}"]
+    assert lines == [f"continues from step 3 of {NUM_STEPS}"]
     assert int(result.state.step) == begun(tmp_path) == NUM_STEPS
     assert result.rows[-1]["epsilon"] < result.summary["epsilon"]
 
@@ -298,10 +298,10 @@ def test_a_step_is_on_the_disk_before_its_batch_is_drawn_or_anything_of_it_is_se
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "steps_begun is missing: what this run has spent is not known"),
-        (b"", "steps_begun has 0 steps, the run's other records 4"),
-        (b".", "steps_begun has 1 steps, the run's other records 4"),
-        (b"...", "steps_begun has 3 steps, the run's other records 4"),  # more than its checkpoint
+        (None, "steps_begun is missing, so the spent epsilon is unknown"),
+        (b"", "steps_begun has 0 steps, but other records have 4"),
+        (b".", "steps_begun has 1 steps, but other records have 4"),
+        (b"...", "steps_begun has 3 steps, but other records have 4"),  # more than its checkpoint
     ],
 )
 def test_a_ledger_that_is_missing_or_cut_is_refused_and_nothing_is_changed(
@@ -330,7 +330,7 @@ def test_a_ledger_below_what_was_begun_when_the_checkpoint_was_saved_is_refused(
         steps.run(tmp_path, kill=("saved", 1))  # of step 2, when 4 were begun
     (tmp_path / "steps_begun").write_bytes(b"...")
     (tmp_path / "metrics.jsonl").unlink()
-    with pytest.raises(ValueError, match="steps_begun has 3 steps, the run's other records 4"):
+    with pytest.raises(ValueError, match="steps_begun has 3 steps, but other records have 4"):
         steps.run(tmp_path)
 
 
@@ -343,7 +343,7 @@ def test_without_a_checkpoint_what_was_begun_counts_and_the_ledger_is_needed(ste
     (killed / "steps_begun").write_bytes(content)
     for cut in range(4):  # the metrics know of four
         (killed / "steps_begun").write_bytes(content[:cut])
-        with pytest.raises(ValueError, match=f"has {cut} steps, the run's other records 4"):
+        with pytest.raises(ValueError, match=f"has {cut} steps, but other records have 4"):
             steps.run(killed)
     (killed / "steps_begun").write_bytes(content)
     assert steps.run(killed).summary["steps_taken"] == 1
@@ -353,11 +353,11 @@ def test_without_a_checkpoint_what_was_begun_counts_and_the_ledger_is_needed(ste
 def test_a_ledger_without_its_config_or_of_another_plan_is_refused(experiment, steps, killed):
     shutil.rmtree(killed / "checkpoints")
     plan = dataclasses.replace(experiment.plan, spare_steps=1)
-    with pytest.raises(ValueError, match="of a run with spare_steps = 0, not 1"):
+    with pytest.raises(ValueError, match="has spare_steps = 0, but this run has 1"):
         loop.train(dataclasses.replace(experiment, plan=plan), None, killed)
     for name, message in (
-        ("plan.json", r"has processes\.jsonl of a run that is gone"),
-        ("processes.jsonl", r"has steps of a run without a plan\.json"),
+        ("plan.json", r"has processes\.jsonl, but no run"),
+        ("processes.jsonl", r"counts steps, but its folder has no plan\.json"),
     ):
         (killed / name).rename(killed / f"{name}.away")
         with pytest.raises(ValueError, match=message):
@@ -408,7 +408,9 @@ def test_a_checkpoint_under_the_name_of_another_step_is_refused(steps, killed, n
             steps.run(workdir, 0, ("shown", 4))
     newest(workdir).rename(workdir / "checkpoints" / f"{name}.npz")
     taken = steps.computed
-    with pytest.raises(ValueError, match=rf"checkpoints/{name}\.npz is renamed: it is of step 2"):
+    with pytest.raises(
+        ValueError, match=rf"checkpoints/{name}\.npz was renamed: it is the checkpoint of step 2"
+    ):
         steps.run(workdir, seed)
     assert steps.computed == taken
 
@@ -435,11 +437,11 @@ def test_a_checkpoint_alone_and_a_finished_run_confirm_no_guess_at_the_training_
     images = dataset.train.images.copy()
     images[5, 3, 3] += 1
     changed = dataset._replace(train=dataset.train._replace(images=images))
-    with pytest.raises(ValueError, match="other training data, or its data_key is gone"):
+    with pytest.raises(ValueError, match="other training data, or lacks its data_key"):
         loop.train(dataclasses.replace(experiment, dataset=changed), None, killed)
 
     (other / "data_key").unlink()
-    with pytest.raises(ValueError, match="other training data, or its data_key is gone"):
+    with pytest.raises(ValueError, match="other training data, or lacks its data_key"):
         steps.run(other)
     steps.run(killed)
     assert not (killed / "data_key").exists()
@@ -549,8 +551,8 @@ def test_a_list_of_processes_that_is_gone_or_damaged_is_refused_and_nothing_is_c
     other = json.dumps(json.loads(whole) | {"commit": "another"}) + "\n"
     for content, message in (
         (None, "is missing"),
-        ("", "has other lines than the run's other records"),
-        (other, "has other lines than the run's other records"),
+        ("", "differs from the run's other records"),
+        (other, "differs from the run's other records"),
         (whole[:-9], "is damaged"),
         ("{}\n", "is damaged"),
         ("\0" * 99, "is damaged"),
@@ -572,14 +574,14 @@ def test_a_run_whose_processes_were_not_recorded_is_not_continued(steps, tmp_pat
     with pytest.raises(KilledError):
         steps.run(tmp_path, kill=("unsaved", 2))  # after step 1, before a checkpoint knows of it
     (tmp_path / "processes.jsonl").unlink()
-    message = r"what took steps 1 to 1 is not known: .* has no processes\.jsonl"
+    message = r"has no processes\.jsonl for steps 1 to 1"
     refused(message, steps.run, tmp_path)
 
 
 def test_a_new_run_takes_no_list_of_another(steps, tmp_path):
     (tmp_path / "processes.jsonl").write_text("")
     for seed in (None, 0):
-        with pytest.raises(ValueError, match=r"has processes\.jsonl of a run that is gone"):
+        with pytest.raises(ValueError, match=r"has processes\.jsonl, but no run"):
             steps.run(tmp_path, seed)
     assert not (tmp_path / "config.json").exists()
 

@@ -322,7 +322,9 @@ def test_a_resumed_run_keeps_what_it_froze_and_no_other_file_goes_on(file, given
 
     changed = given | {"Dense_1/bias": given["Dense_1/bias"] + 1}
     own_file.write_bytes(safetensors.numpy.save(changed))
-    with pytest.raises(ValueError, match=r"is of a run with other weights than those in .*mine"):
+    with pytest.raises(
+        ValueError, match=r"belongs to a run with other weights than those in .*mine"
+    ):
         loop.train(loop.build(config, own_data()), 0, tmp_path / "run")
 
     own_file.write_bytes(file.read_bytes())

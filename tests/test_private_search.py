@@ -250,7 +250,7 @@ def test_records_of_a_choice_that_claim_too_little_are_refused(searched, tmp_pat
             for key, value in change.items():
                 found[key] = found[key] | value if value and isinstance(value, dict) else value
             files.write_json(run / f"{name}.json", found)
-        with pytest.raises(ValueError, match=r"its plan gives|not of the end of this run"):
+        with pytest.raises(ValueError, match=r"its plan gives|not that of the run's last step"):
             export.export(run, tmp_path / "out")
 
 

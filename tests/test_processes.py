@@ -130,7 +130,7 @@ def test_one_process_told_to_stop_stops_both_and_one_goes_on_alone(tmp_path):
         processes[1].send_signal(signal.SIGTERM)  # not the one that writes
         done = [process.wait(timeout=60) for process in processes]
     assert [process.returncode for process in done] == [3, 3], done
-    assert "the same command goes on from there" in done[0].stdout
+    assert "the same command continues it" in done[0].stdout
     before = rows_of(workdir)
     assert 3 <= len(before) < 25
     assert begun(workdir) == before[-1]["step"]  # counted once, not twice
@@ -176,7 +176,7 @@ def test_processes_that_cannot_be_are_refused():
     ("arguments", "message"),
     [
         (["--coordinator=localhost:9", "--num_processes=2", "--process_id=2"], "process_id"),
-        (["--coordinator=auto"], "no SLURM, Kubernetes, Cloud TPU or MPI here"),
+        (["--coordinator=auto"], "--coordinator=auto found no SLURM, Kubernetes, Cloud TPU or MPI"),
     ],
 )
 def test_processes_that_do_not_find_each_other_are_one_line(tmp_path, arguments, message):

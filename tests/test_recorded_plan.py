@@ -101,15 +101,15 @@ def test_an_interrupted_run_goes_on_by_its_own_plan(now, changed, tmp_path, seed
         ({"noise_multiplier": 0.9, "epsilon": 1.2}, r"epsilon 3\.\d+ is above the target, 3"),
         ({"epsilon": 2.0}, r"epsilon 5\.\d+ is above the target, 3"),
         ({"epsilon": math.nan}, "epsilon must be of .*float.*, got nan"),
-        ({"sampling_prob": 0.5}, "the records disagree: on neighbours, q = l/N"),
+        ({"sampling_prob": 0.5}, "the record contradicts itself in its neighbours"),
         ({"num_steps": 2}, "is claimed, but its plan gives"),
         ({"group_size": 3, "unit": "user"}, "a run with unit = 'user', not 'example'"),
         ({"delta": 10.0, "overflow": 10.0}, "a run with delta = "),
         ({"clip_norm": 0.5}, "a run with clip_norm = "),
         ({"sensitivity": 2}, "a run with sensitivity = "),
-        ({"overflow": 0.5}, "the records disagree"),
+        ({"overflow": 0.5}, "the record contradicts itself"),
         ({"spare_steps": 0, "num_steps": 1 / NUM_STEPS}, "a run with num_steps = 1, not 3"),
-        ({"noise_multiplier": 2}, "npz is of a run with noise"),
+        ({"noise_multiplier": 2}, "npz has noise"),
     ],
 )
 def test_a_plan_that_was_edited_is_refused_before_any_step(

@@ -315,7 +315,7 @@ def test_the_command_writes_the_page_and_says_in_one_line_what_is_no_run(run, tm
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("plan", '{"num_steps": "<b>"}', "plan.json: this is no record of a plan"),
+        ("plan", '{"num_steps": "<b>"}', "plan.json: not the record of a plan"),
         ("plan", "{", "plan.json is damaged: not JSON"),
         ("config", '{"method": 5}', "method is not a section"),
         ("config", '{"method": {"name": "dp_sgd"}}', "is of an earlier version: it has no "),
@@ -334,7 +334,7 @@ def test_a_plan_that_lacks_what_the_page_tells_is_an_error_that_the_command_know
     plan = json.loads((folder / "plan.json").read_text())
     del plan["num_steps"]
     (folder / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(ValueError, match=r"plan\.json: this is no record of a plan: .*num_steps"):
+    with pytest.raises(ValueError, match=r"plan\.json: not the record of a plan: .*num_steps"):
         of(folder)
 
 

@@ -125,17 +125,17 @@ def renamed(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda folder: (folder / "plan.json").unlink(), "holds no training that was saved"),
+        (lambda folder: (folder / "plan.json").unlink(), "has no saved training"),
         (damaged("plan.json", lambda x: x[:-40]), r"^[^:]*plan\.json is damaged: not JSON$"),
         (damaged("checkpoint", lambda x: x[:-40]), r"4\.npz could not be read: if it is damaged"),
         (damaged("checkpoint", lambda x: b""), r"4\.npz could not be read: if it is damaged"),
         (damaged("checkpoint", lambda x: x[:200] + b"X" + x[201:]), "could not be read"),
-        (renamed, r"5\.npz is renamed: it is of step 4"),
+        (renamed, r"5\.npz was renamed: it is the checkpoint of step 4"),
         (lambda folder: (folder / "steps_begun").unlink(), "steps_begun is missing"),
-        (damaged("steps_begun", lambda x: x[:3]), "has 3 steps, the run's other records 4"),
+        (damaged("steps_begun", lambda x: x[:3]), "has 3 steps, but other records have 4"),
         (damaged("steps_begun", lambda x: x + b"x"), "steps_begun is damaged"),
-        (of_another_training, r"plan\.json is of a run with num_steps = 15, not 10"),
-        (with_a_checkpoint_of_another_training, r"4\.npz is of a run with num_steps = 15, not 10"),
+        (of_another_training, r"plan\.json has num_steps = 15, but this run has 10"),
+        (with_a_checkpoint_of_another_training, r"4\.npz has num_steps = 15, but this run has 10"),
     ],
 )
 def test_a_folder_that_is_not_whole_is_refused_in_one_line_and_left_alone(folder, damage, message):
@@ -246,17 +246,17 @@ def test_a_folder_is_one_trainings_and_one_processs_at_a_time(folder, tmp_path):
     private, _, tree = resume(folder)
     with pytest.raises(BlockingIOError, match="another process is training"):
         resume(folder)
-    with pytest.raises(ValueError, match="this training is saved in"):
+    with pytest.raises(ValueError, match="this training is already saved in"):
         private.save(tmp_path / "elsewhere", tree)
     other, _, new = begin()
     with pytest.raises(ValueError, match="holds a training: save this one in another folder"):
         other.save(folder, new)
     private.close()
-    with pytest.raises(ValueError, match="closed and takes no more steps"):
+    with pytest.raises(ValueError, match="this private run is closed"):
         next(private.batches(DATA))
     with pytest.raises(ValueError, match="holds a training: save this one in another folder"):
         other.save(folder, new)
-    with pytest.raises(ValueError, match="holds no training that was saved"):
+    with pytest.raises(ValueError, match="has no saved training"):
         resume(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists() and not (tmp_path / "elsewhere").exists()
 
@@ -275,9 +275,9 @@ def test_other_data_and_other_arrays_are_refused(folder):
         with pytest.raises(ValueError, match="the training began with data"):
             private.batches(data)
     for other in ((*like, ZEROS), like[0], (jnp.zeros(3), like[1]), (ZEROS.astype(int), like[1])):
-        with pytest.raises(ValueError, match=r"4\.npz has .*, where there is"):
+        with pytest.raises(ValueError, match=r"4\.npz has .*, but this training has"):
             private.restore(other)
-    with pytest.raises(ValueError, match="nothing of this training was saved"):
+    with pytest.raises(ValueError, match="this training was not saved"):
         begin()[0].restore(like)
     private.close()
 

@@ -111,7 +111,7 @@ def built(images, method, changes, num_devices):
 
 def nothing_lost(line):
     """Of a run that goes on, it is all that there is to say."""
-    assert re.fullmatch(r"goes on from step \d+ of \d+", line), line
+    assert re.fullmatch(r"continues from step \d+ of \d+", line), line
 
 
 def stopped_and_resumed(trainers, seed, folder, stops):
@@ -339,11 +339,11 @@ def test_a_process_that_is_told_to_stop_and_killed_shows_no_more_steps_than_its_
         assert (workdir / "summary.json").exists() == (way == "let alone")
         if way in ("stop", "let alone"):
             goes_on = [
-                int(x) for x in re.findall(r"^goes on from step (\d+) of", done.stdout, re.M)
+                int(x) for x in re.findall(r"^continues from step (\d+) of", done.stdout, re.M)
             ]
             assert goes_on == saved[-1:] or (goes_on == [] and saved[-1] == planned)
         if way == "stop":
-            assert "the same command goes on from there" in done.stdout
+            assert "the same command continues it" in done.stdout
             assert computed == begun(workdir) == saved_steps(workdir)[-1]  # nothing was lost
         printed += re.findall(r"^step +([0-9]+)  epsilon ([0-9.]+)", done.stdout, re.M)
     summary = json.loads((workdir / "summary.json").read_text())

@@ -138,7 +138,7 @@ REFUSED = [
         for bad in (-1, 2**256)
     ),
     *((pad, {"capacity": bad}, "capacity") for bad in (0, -4)),
-    (pad, {"indices": np.array([3, 5, 3])}, "a row is drawn twice"),
+    (pad, {"indices": np.array([3, 5, 3])}, "the batch has a row twice"),
     (pad, {"indices": np.array([0, sampling.PADDING])}, "from 0 to 2147483646"),
     (pad, {"indices": np.array([2**32, 1])}, "row numbers"),  # which as int32 would be row 0
     (pad, {"indices": np.array([-1, 1])}, "row numbers"),
@@ -228,7 +228,7 @@ def test_the_usual_capacity_is_the_smallest_that_is_rarely_filled(
 
 def test_a_row_that_the_data_do_not_have_is_refused_and_traced_it_is_no_other():
     batch = pad(np.array([1, 5]), 4, 0, 1)
-    with pytest.raises(IndexError, match="row 5 of an array of 3 rows"):
+    with pytest.raises(IndexError, match="row number 5 is outside of an array with 3 rows"):
         batch.take(jnp.arange(3.0))
     taken = jax.jit(lambda batch: batch.take(jnp.arange(1.0, 4)))(batch)
     np.testing.assert_array_equal(np.sort(taken), [0, 0, 2, np.nan])

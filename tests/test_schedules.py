@@ -80,7 +80,7 @@ def test_the_plan_says_how_the_rate_changes():
     ("key", "value", "line"),
     [
         ("optimizer.schedule", "step", "unknown optimizer.schedule 'step'; choose from constant"),
-        ("optimizer.warmup_steps", 6, "optimizer.warmup_steps must be from 0 to 5, less than the"),
+        ("optimizer.warmup_steps", 6, "optimizer.warmup_steps must be at least 0 and below the"),
         ("optimizer.warmup_steps", -1, "optimizer.warmup_steps must be at least 0, got -1"),
     ],
 )

@@ -170,7 +170,7 @@ def test_a_plan_counts_the_choice_and_knows_no_accountant_for_it_but_rdp():
     assert plan.capacity == one.mechanism.capacity(one.overflow / (20 * 8)) > one.capacity
     assert "for the best of a random number of such runs, 8 on average" in plan.describe()
     for wrong in ({"accountant": "pld"}, {"accountant": "rdp", "target_epsilon": math.inf}):
-        with pytest.raises(ValueError, match="private only if they are, by accountant rdp"):
+        with pytest.raises(ValueError, match="needs private runs with accountant rdp"):
             make_plan(**(facts | wrong))
 
 

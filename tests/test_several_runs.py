@@ -87,12 +87,12 @@ def test_what_pld_cannot_resolve_or_hold_is_refused():
     many = [FIRST._replace(num_steps=10**6)] * 3
     refused("cannot resolve delta 1e-10", accounting.joint_epsilon, many, 1e-10)
     little = [PoissonSteps(0.3, 0.5, 400)] * 4
-    refused("no room for an epsilon of about", accounting.joint_epsilon, little, 1e-5)
+    refused("epsilon would be about", accounting.joint_epsilon, little, 1e-5)
 
 
 def test_nothing_together_has_no_epsilon():
-    refused("needs one at least", joint_epsilon, [], 1e-5)
-    refused("needs one at least", accounting.joint_epsilon, [], 1e-5)
+    refused("needs at least one plan", joint_epsilon, [], 1e-5)
+    refused("needs at least one mechanism", accounting.joint_epsilon, [], 1e-5)
     for wrong in ({"num_steps": 0}, {"sampling_prob": 0.0}, {"noise_multiplier": math.inf}):
         refused("must be positive", accounting.joint_epsilon, [FIRST._replace(**wrong)], 1e-5)
 

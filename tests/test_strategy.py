@@ -247,7 +247,7 @@ def test_bands_that_cannot_be_are_one_line(options, message):
 def test_only_the_banded_mechanism_takes_bands():
     with pytest.raises(ValueError, match=r"poisson does not take \{'bands': 3"):
         mechanisms.make("poisson", 1000, 50, {"bands": 3})
-    with pytest.raises(ValueError, match="no options"):
+    with pytest.raises(ValueError, match="mechanism_options must be a dict"):
         bam.PrivacyPlan.from_json(
             dict.fromkeys(plans.RECORDED) | {"mechanism": "banded", "mechanism_options": [3]}
         )

@@ -179,7 +179,7 @@ def test_other_images_under_the_same_footers_are_other_data(data, tmp_path):
     assert len(said) == 2  # nothing has changed: what is kept is used
     swapped(file)
     assert np.any(of_features() != before, axis=(1, 2, 3)).sum() == 2
-    with pytest.raises(ValueError, match="is of a run with other training data"):
+    with pytest.raises(ValueError, match="belongs to a run with other training data"):
         loop.train(loop.build(config), 1, tmp_path / "run")
     swapped(file)
     loop.train(loop.build(config), 1, tmp_path / "run")

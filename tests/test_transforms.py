@@ -398,5 +398,5 @@ def test_normalize_refuses_a_gamma_that_norms_could_underflow():
 
 def test_bounds_of_other_leaves_than_the_gradient_has_are_refused():
     clip = bam.clip_per_layer({"a": 1.0, "b": 1.0})
-    with pytest.raises(ValueError, match="clip_norm is neither a number nor a tree of them"):
+    with pytest.raises(ValueError, match="clip_norm must be a number, or a tree of numbers"):
         clip.update({"a": jnp.ones(2)}, clip.init(None))

@@ -59,11 +59,14 @@ def test_an_example_that_never_fits_is_one_clear_error_and_other_errors_are_not_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"microbatch_size": "auto"}, "microbatch_size auto must be .* --config.dry_run --tune"),
-        ({"microbatch_size": "auto", "delta": 0.5}, "microbatch_size auto must be"),
-        ({"microbatch_size": 0}, "microbatch_size 0 must be"),
-        ({"microbatch_size": 2.5}, "microbatch_size 2.5 must be from 1"),
-        ({"microbatch_size": True}, "microbatch_size True must be from 1"),
+        (
+            {"microbatch_size": "auto"},
+            "microbatch_size must be .* got auto; .* --config.dry_run --tune",
+        ),
+        ({"microbatch_size": "auto", "delta": 0.5}, "microbatch_size must be .* got auto"),
+        ({"microbatch_size": 0}, "microbatch_size must be .* got 0"),
+        ({"microbatch_size": 2.5}, "microbatch_size must be from 1 .* got 2.5"),
+        ({"microbatch_size": True}, "microbatch_size must be from 1 .* got True"),
         ({"convolution": "fft"}, "unknown convolution 'fft'; choose from matmul, xla, tpu, or ''"),
         ({"convolution": "auto"}, "unknown convolution 'auto'; choose from matmul, xla, tpu"),
         ({"precision": "int8"}, "unknown precision 'int8'; choose from float32"),
@@ -153,9 +156,7 @@ def test_sizes_are_timed_in_a_dry_run_alone(tmp_path, capsys):
 
 def test_a_size_that_is_a_word_is_one_line_that_names_the_flag(capsys):
     assert main([*DRY, "--config.microbatch_size=auto"]) == 2
-    assert capsys.readouterr().err.endswith(
-        "bam train --config.dry_run --tune times which is fastest\n"
-    )
+    assert capsys.readouterr().err.endswith("bam train --config.dry_run --tune finds the fastest\n")
 
 
 def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):

@@ -317,7 +317,7 @@ def test_an_audit_says_what_it_runs(at_once, monkeypatch):
     monkeypatch.setattr(console, "show", screen)
     monkeypatch.setattr(audit.whole_run, "audit", lambda trainer: {})
     audit.whole_run_p_values("dp_sgd", 3.0)
-    assert lines(screen)[1:] == ["3 runs of 120 steps, their noise and batches"]
+    assert lines(screen)[1:] == ["the noise and batches of 3 runs of 120 steps"]
 
 
 def test_commands_say_what_is_awaited(at_once, tmp_path_factory, tmp_path):

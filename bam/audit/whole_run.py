@@ -60,7 +60,10 @@ def record(trainer: Trainer, seed: int | None, cut: int = 0) -> ObservedRun:
     if not noise_std > 0:
         raise InputError("only a private run has noise to audit")
     if trainer.clip.finish is not None:
-        raise InputError("a clip with a `finish` of its own hides the noise from the audit")
+        raise InputError(
+            "the audit cannot see the noise of a clip that has its own `finish`: choose another "
+            "clip"
+        )
     noise: list[np.ndarray] = []
     members: list[np.ndarray] = []
 

@@ -216,7 +216,7 @@ def whole_run_p_values(method: str, epsilon: float) -> dict[str, float]:
     num_examples, batch_size, num_steps = WHOLE_RUN
     config = config_of(method, batch_size, num_steps, epsilon)
     dataset = canary.canary_dataset(num_examples, num_classes=10, num_features=36)
-    with waits.awaited(console.show, f"3 runs of {num_steps} steps, their noise and batches"):
+    with waits.awaited(console.show, f"the noise and batches of 3 runs of {num_steps} steps"):
         return whole_run.audit(trainer.build(config, dataset))
 
 

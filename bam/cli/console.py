@@ -520,11 +520,12 @@ def join_processes(
         text = str(error)
         if "should be defined" in text or "must be defined" in text:
             raise InputError(
-                "no SLURM, Kubernetes, Cloud TPU or MPI here: set --coordinator=HOST:PORT"
+                "--coordinator=auto found no SLURM, Kubernetes, Cloud TPU or MPI: set "
+                "--coordinator=HOST:PORT"
             ) from None
         if "process_id" in text:
             raise InputError(text) from None
-        raise OSError(f"the processes at {coordinator} could not be joined: {text}") from None
+        raise OSError(f"could not join the processes at {coordinator}: {text}") from None
 
 
 def use_compilation_cache() -> None:
@@ -547,7 +548,10 @@ def use_compilation_cache() -> None:
             part.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_owner(part)
     except OSError as error:
-        say(f"warning: compiled programs are not kept: {error}", error=True)
+        say(
+            f"warning: compiled programs are not cached, so the next run compiles again: {error}",
+            error=True,
+        )
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -559,7 +563,7 @@ def _check_owner(folder: Path) -> None:
     if status.st_uid != os.geteuid():
         raise PermissionError(f"{folder} belongs to another user")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise PermissionError(f"{folder} can be written to by others (chmod 700 {folder})")
+        raise PermissionError(f"other users can write to {folder}: chmod 700 {folder}")
 
 
 def use_all_cores() -> None:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
 def data(flags: FlagValues, arguments: Sequence[str]) -> None:
     """Imports a folder or shows a data set, by the first argument."""
     if len(arguments) != 2 or arguments[0] not in VERBS:
-        raise InputError("bam data import FOLDER --out=DATA, or bam data show DATA")
+        raise InputError("usage: bam data import FOLDER --out=DATA, or bam data show DATA")
     if arguments[0] == "import":
         import_folder(flags, Path(arguments[1]))
     else:

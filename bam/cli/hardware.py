@@ -41,5 +41,7 @@ def lines(answer: JsonMapping) -> Iterator[str]:
     misfit = "" if answer["fits"] else ": DOES NOT FIT"
     yield f"memory of a device: {needed:.2f} of {available:.0f} GiB{misfit}"
     for each in answer["collectives"]:
-        yield f"exchanged in a step: {each['count']} {each['kind']} of {each['bytes']:,} bytes"
+        yield (
+            f"communication in a step: {each['count']} {each['kind']} with {each['bytes']:,} bytes"
+        )
     yield f"arithmetic of a step: {answer['flop_per_step'] / 1e12:.4g} TFLOP"

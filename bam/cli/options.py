@@ -485,11 +485,11 @@ are public.
             ),
             Rule(
                 lambda values: values.labels or values.user_column in ("", "PatientID"),
-                "--user_column is a column of --labels, which is missing",
+                "--user_column names a column of a table: add --labels=TABLE",
             ),
             Rule(
                 lambda values: values.labels or not values.split_column,
-                "--split_column is a column of --labels, which is missing",
+                "--split_column names a column of a table: add --labels=TABLE",
             ),
             Rule(
                 lambda values: not (values.labels and values.test_folder),
@@ -539,8 +539,8 @@ replaced by nothing, its place is left empty, and the public q and T stay the
 same. If N is a public constant, this means adding or removing one example.
 
 With --plan it prints the joint ε of several runs on the same data, made by
-`bam train` or by your own loops. Composing their privacy losses gives less than
-the sum of their ε.
+`bam train` or by your own loops. Their privacy losses are composed: at
+the sum of their δ this gives at most the sum of their ε, and usually much less.
 """,
         (
             Flag("noise_multiplier", None, "σ; give this or --target_epsilon", float),

@@ -45,7 +45,7 @@ def see(flags: FlagValues, arguments: Sequence[str]) -> None:
         paths = os.fsdecode(sys.stdin.buffer.read()).replace("\r\n", "\n").split("\n")
     images = predict.images_of([files.user_path(x) for x in filter(None, paths)])
     if not images:
-        raise InputError("standard input names no file: give one name a line")
+        raise InputError("standard input has no file name: write one name a line")
     console.check_writable(flags.out)
     console.use_compilation_cache()
     _warn(metadata, preprocessing, [*images])
@@ -89,7 +89,7 @@ def _warn(metadata: JsonObject, preprocessing: Preprocessing, images: Sequence[P
         if num := pixels.check_ranges(images, preprocessing):
             _say(f"{files.have(num, 'file')} several frames or pages: the first is used")
     except pixels.WindowError as error:  # only a warning: a picture may be dark
-        _say(f"warning: {error.what}: the release has no window")
+        _say(f"warning: {error.what}, and the release has no window")
     except (DataError, MissingExtraError) as error:
         _say(f"warning: {error}")
 

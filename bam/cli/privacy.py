@@ -86,7 +86,8 @@ def account(flags: FlagValues) -> None:
         f"μ = {rounded_up(analysis['mu_bound'], '8.4f')}   Gaussian DP, but for δ (PLD, from above)"
     )
     console.say(
-        f"μ = {analysis['mu']:8.4f}   of the central limit (asymptotic, NOT a guarantee)", ""
+        f"μ = {analysis['mu']:8.4f}   by the central limit theorem (asymptotic, NOT a guarantee)",
+        "",
     )
     screen.show(SPENT, analysis["over_training"], "ε as training goes")
     rates = analysis["best_true_positive_rate"]
@@ -119,7 +120,7 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
     delta = max(plan.delta for plan in plans) if delta is None else delta
     together: JsonObject = {"plan": "together", "epsilon": joint_epsilon(plans, delta)}
     together["delta"] = delta
-    total: JsonObject = {"plan": "their sum"}
+    total: JsonObject = {"plan": "the sum of all ε and all δ"}
     total |= {key: sum(row[key] for row in rows) for key in ("epsilon", "delta")}
     if json:
         files.write_json(Path(json), {"plans": rows, "together": together, "sum": total})

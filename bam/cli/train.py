@@ -44,7 +44,7 @@ def train(flags: FlagValues) -> int:
             log=show,
         )
     except loop.StoppedError as stop:
-        show(f"{stop}; the same command goes on from there")
+        show(f"{stop}; the same command continues it")
         return console.STOPPED
     show(f"{', '.join(test_figures(result.summary))}; files in {flags.workdir}")
     return 0

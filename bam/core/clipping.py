@@ -152,7 +152,7 @@ class BoundedTransformation(optax.GradientTransformation):
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuses a pickle, which would lose the bound."""
-        raise TypeError("a clip has no pickle: make it anew where it is needed")
+        raise TypeError("a clip cannot be pickled: make a new one in the other process")
 
     # Compared by identity: the same pair of functions may have another bound elsewhere.
     __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
@@ -165,7 +165,10 @@ jax.tree_util.register_pytree_node(
 
 def _promise_of(clip: BoundedTransformation) -> _Promise:
     if clip.update not in _promises:
-        raise AttributeError("these functions were not given a bound: make another clip")
+        raise AttributeError(
+            "this clip was made without its bound: make it by clip_by_l2_norm, normalize or "
+            "clip_per_layer, or by bam.BoundedTransformation"
+        )
     return _promises[clip.update]
 
 
@@ -308,7 +311,9 @@ def _clip_leaves(
     if tree == str(None):
         bounds = [bounds[0] * (1 / math.sqrt(max(1, len(leaves))))] * len(leaves)
     elif tree != str(structure):
-        raise InputError("clip_norm is neither a number nor a tree of them like the gradient's")
+        raise InputError(
+            "clip_norm must be a number, or a tree of numbers with the structure of the gradient"
+        )
     finite = jnp.isfinite(pytree.l2_norm(grads))
     clipped = [
         _clip(g, pytree.l2_norm(g), bound, finite) for g, bound in zip(leaves, bounds, strict=True)
@@ -388,8 +393,9 @@ def as_declared(clip: optax.GradientTransformation) -> BoundedTransformation:
     sensitivity = getattr(clip, "sensitivity", None)
     if sensitivity is None:
         raise InputError(
-            "this per-example transform declares no bound, no `sensitivity`: use clip_by_l2_norm, "
-            "normalize or clip_per_layer, or end a bam.chain (not optax.chain) with one of them"
+            "this transform has no `sensitivity`, so its output is not bounded: use "
+            "clip_by_l2_norm, normalize or clip_per_layer, or end a bam.chain (not optax.chain) "
+            "with one of them"
         )
     return BoundedTransformation(clip.init, clip.update, sensitivity, getattr(clip, "finish", None))
 

@@ -237,7 +237,9 @@ def per_example_sum(
     if noise is None or (scalars.is_known(noise.std) and noise.std == 0):
         noise = None
     elif bound is None:
-        raise InputError("noise needs a bound on what it is to hide")
+        raise InputError(
+            "noise needs a bound on each row's gradient: pass a bounded clip, clip_by_l2_norm(C)"
+        )
     else:
         check_step(noise.step)
         most_rows, is_right = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
@@ -509,8 +511,9 @@ def _checked(
         raise InputError(f"microbatch_size must be an integer from 1, got {microbatch_size}")
     if mesh and mesh.axis_types != (jax.sharding.AxisType.Auto,):
         raise InputError(
-            "mesh must have one axis, of AxisType.Auto, as bam.training.devices.mesh makes it; got "
-            f"{dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}"
+            "mesh must have one axis with AxisType.Auto, got axes "
+            f"{dict(zip(mesh.axis_names, mesh.axis_types, strict=True))}: make it by "
+            "bam.training.devices.mesh"
         )
     shapes = [x.shape for x in jax.tree.leaves((batch, mask))]
     sizes = {shape[0] if shape else -1 for shape in shapes}
@@ -521,6 +524,8 @@ def _checked(
     batch_size: int = sizes.pop()
     rows_of_each = -(-batch_size // (mesh.size if mesh else 1))
     if mask is not None and (jnp.ndim(mask) != 1 or jnp.result_type(mask) != jnp.bool_):
-        raise InputError(f"mask must be [rows] bools, got {jnp.result_type(mask)}{jnp.shape(mask)}")
+        raise InputError(
+            f"mask must be bools with shape [rows], got {jnp.result_type(mask)}{jnp.shape(mask)}"
+        )
     mask = jnp.ones(batch_size, bool) if mask is None else jnp.asarray(mask)
     return batch_size, max(1, min(int(microbatch_size), rows_of_each)), mask

@@ -79,7 +79,9 @@ class GaussianNoise:
         unneeded draws at the end. InputError for more than 2^32 entries, or for an invalid key.
         """
         if num_entries > 2**32:
-            raise InputError(f"a sum of {num_entries} entries is more than there are numbers for")
+            raise InputError(
+                f"a sum with {num_entries} entries is too large: noise is drawn for at most 2^32"
+            )
         if self.correlated is not None:
             length = -(-num_entries // num_devices)
             padded = jnp.pad(self.correlated, (0, length * num_devices - num_entries))

@@ -78,8 +78,8 @@ def rows_per_sum(
         most = math.ceil(sensitivity * (1 + 2.2e-5) / spacing_of(noise_std)) + 3
         if most > MOST_OF_ROW or most * batch_size > MOST_OF_ALL:
             raise InputError(
-                f"noise of standard deviation {noise_std:.3g} is too small beside a sensitivity of "
-                f"{sensitivity:.3g} and {batch_size} rows: it would hide nothing"
+                f"noise of standard deviation {noise_std:.3g} is too small for a sensitivity of "
+                f"{sensitivity:.3g} and {batch_size} rows: raise the noise multiplier"
             )
         return MOST_OF_SUM // most, True
     # The same in 32-bit floats, with room for their rounding beside the 1e-5 of `ROUNDING`.

@@ -204,7 +204,9 @@ def gaussian_noise(
     check_key(key)
     check_step(step)
     if scalars.is_known(noise_multiplier) and noise_multiplier == 0:
-        raise InputError("noise_multiplier 0 is no noise: give clipped_sum noise=None")
+        raise InputError(
+            "noise_multiplier must be positive: for no noise pass noise=None to clipped_sum"
+        )
     check_keys(key, step)
     state = GaussianNoiseState(key, jnp.array(step, jnp.uint32))
     return advance_noise(state, noise_multiplier, sensitivity)[0]

@@ -346,8 +346,8 @@ def _choose(
     flags = jax.tree.leaves(mask)
     if jax.tree.structure(mask) != structure or not any(flags):
         raise InputError(
-            "ascent_mask must be a tree of bools with the structure of the parameters (None for "
-            f"what is not trained), at least one of them True; got {mask}"
+            "ascent_mask must be a tree of bools like the parameters (None where they are not "
+            f"trained) with at least one True, got {mask}"
         )
 
     def put_back(chosen: list[Array]) -> Params:
@@ -364,7 +364,7 @@ def _first_views(example: PyTree, num_views: int) -> PyTree:
         return example
     if not isinstance(example, dict) or "image" not in example:
         raise InputError(
-            'ascent_views needs examples, not users, that are dicts with views in "image"'
+            'ascent_views needs examples that are dicts with views in "image", not users'
         )
     if example["image"].shape[0] < num_views:
         raise InputError(

@@ -138,8 +138,8 @@ def privatize(
         _check_per_example(grads, params)
         if isinstance(mask, str):
             raise InputError(
-                "privatize needs update(…, mask=mask), True for the rows that were drawn: padding "
-                "that counts is an example that counts many times (mask=None: all were drawn)"
+                "privatize needs update(…, mask=mask), with True for drawn rows and False for "
+                "padding (mask=None: all rows were drawn)"
             )
         check_keys(state.noise.key, state.noise.step)
         # All rows at once, or fewer if 32 bits cannot hold the sum of their integers.
@@ -194,8 +194,8 @@ def check_not_accumulated() -> None:
     while frame := frame and frame.f_back:
         if isinstance(frame.f_locals.get("self"), optax.MultiSteps):
             raise InputError(
-                "optax.MultiSteps cannot go around a private gradient, which is noised once for "
-                "each drawn batch: leave it out, and bound memory by microbatch_size"
+                "optax.MultiSteps cannot wrap a private gradient, because noise is added once for "
+                "each batch: leave it out, and lower microbatch_size to save memory"
             )
 
 

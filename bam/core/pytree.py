@@ -30,7 +30,7 @@ def at_least_float32(x: Array) -> Array:
 def check_has_arrays(tree: PyTree, what: str = "parameters are") -> None:
     """InputError for a tree without an array, because there is nothing to train."""
     if not jax.tree.leaves(tree):
-        raise InputError(f"the {what} a tree without an array: there is nothing to train")
+        raise InputError(f"the {what} a tree without arrays: there is nothing to train")
 
 
 def l2_norm(tree: Grads) -> Float[Array, ""]:

@@ -56,7 +56,7 @@ class PaddedBatch(NamedTuple):
             if isinstance(self.indices, np.ndarray):
                 most = np.max(self.indices, initial=-1, where=np.asarray(self.mask))
                 if most >= len(x):
-                    raise IndexError(f"row {most} of an array of {len(x)} rows")
+                    raise IndexError(f"row number {most} is outside of an array with {len(x)} rows")
             gathered = jnp.asarray(x).at[jnp.where(self.mask, self.indices, 0)].get(mode="fill")
             return jnp.where(jnp.reshape(self.mask, (-1, *(1,) * (gathered.ndim - 1))), gathered, 0)
 
@@ -216,7 +216,7 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: 
     if len(indices) and not 0 <= np.min(indices) <= np.max(indices) < PADDING:
         raise InputError(f"row numbers must be from 0 to {PADDING - 1}")
     if len(np.unique(indices)) < len(indices):
-        raise InputError("a row is drawn twice: one example would count for two")
+        raise InputError("the batch has a row twice: one example would count twice")
     while capacity < len(indices):
         capacity *= 2
     # Another stream than the draw, so a place says nothing about who was drawn.

@@ -45,7 +45,7 @@ def real(name: str, value: Any) -> float:
     try:
         return float(read)
     except OverflowError:
-        raise InputError(f"{name} is an integer beyond what floats hold") from None
+        raise InputError(f"{name} is too large for a float") from None
 
 
 def argument(name: str, value: Any) -> Number:
@@ -116,7 +116,8 @@ def _read(name: str, value: Any) -> Any:
     """Returns a number or a bool as a plain Python one, and anything else as it is."""
     if isinstance(value, jax.core.Tracer):
         raise InputError(
-            f"{name} must be a number, not traced: privacy and compiled programs rest on its value"
+            f"{name} must be a number, not a tracer, because privacy or the compiled program "
+            "depends on its value: pass it from outside of jit"
         )
     if isinstance(value, np.ndarray | np.generic | jax.Array):
         if value.shape:

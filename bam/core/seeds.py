@@ -123,9 +123,7 @@ def check_key(key: object) -> None:
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     if shape != (8,) or dtype != np.uint32:
         what = f"{dtype}{list(shape)}" if shape is not None else type(key).__name__
-        raise InputError(
-            f"a key is 8 uint32 words, 32 bytes, as bam.secret_key() makes them, got {what}"
-        )
+        raise InputError(f"a noise key is 8 uint32 words, as bam.secret_key() returns, got {what}")
 
 
 # Secret keys of this process, by identity, and those that a forked process shares with its parent.
@@ -154,8 +152,8 @@ def register_key(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], Non
         these = jax.tree.structure(params), [jnp.shape(x) for x in jax.tree.leaves(params)]
         if started and started[0] != these:
             raise InputError(
-                "this transform began for other parameters before, to which it adds the same "
-                "noise: make one for each, with a key of its own"
+                "this transform was already initialised for other parameters and would add the "
+                "same noise to these: make one transform for each, each with its own key"
             )
         started[:] = [these]
 
@@ -163,15 +161,15 @@ def register_key(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], Non
         return check_start
     if _given.get(id(key)) is key:
         raise InputError(
-            "this key was given to a transform before, and two with one key add equal noise: "
-            "make one for each, with bam.secret_key()"
+            "another transform was made with this key, and both would add the same noise: pass a "
+            "new key, bam.secret_key()"
         )
     # A hash, so that the register holds no secret.
     words = hashlib.sha256(np.asarray(key).tobytes()).digest()
     if words in _in_use:
         warnings.warn(
-            "another transform has a key of the same words, as of one seed, and adds equal noise: "
-            "in one training, give each a label, seeded_key(seed, label)",
+            "another transform has an equal key (from the same seed?) and adds the same noise: "
+            "within one training, give each its label, seeded_key(seed, label)",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -90,6 +90,5 @@ def check(strategy: Sequence[float]) -> None:
     # The last eighth must be negligible, or the growth beyond the horizon is unknown.
     if not growth <= MOST_GROWTH or column[-HORIZON // 8 :].sum() > 1e-9:
         raise InputError(
-            "this strategy's noise grows over the steps: its inverse must be bounded, as that of "
-            "positive numbers that fall"
+            "the noise of this strategy grows with the steps: use positive numbers that decrease"
         )

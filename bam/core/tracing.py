@@ -95,7 +95,8 @@ def check_keys(key: PyTree, step: PyTree = 0) -> None:
         return
     if not isinstance(key, jax.core.Tracer):
         _refuse(
-            "is a constant of what JAX traces, or one for all that it maps over: pass the key, or"
+            "the noise key is a constant of the traced function, or vmap does not map over it: "
+            "pass the key, or the state that holds it, as an argument and map over it"
         )
     # Under `vmap` alone the values are there; `jit` and `grad` hide them.
     keys, steps = _mapped_values(key), _mapped_values(step)
@@ -104,7 +105,10 @@ def check_keys(key: PyTree, step: PyTree = 0) -> None:
     keys, steps = keys.reshape(-1, keys.shape[-1]), steps.reshape(-1, 1)
     draws = np.hstack([keys, np.broadcast_to(steps, (len(keys), 1))])
     if len(np.unique(draws, axis=0)) < len(draws):
-        _refuse("is the same for several of what vmap maps over: map over different keys, or over")
+        _refuse(
+            "vmap maps over several equal keys: map over different keys, or over the states that "
+            "hold them"
+        )
 
 
 def check_one_program(what: str) -> None:
@@ -137,7 +141,9 @@ def _map_noise(
 ) -> tuple[PyTree, PyTree]:
     total_is_mapped, key_is_mapped, step_is_mapped = is_mapped
     if not (key_is_mapped or step_is_mapped):
-        _refuse("is one for all that vmap maps over: map over keys, too, or over")
+        _refuse(
+            "vmap does not map over the key: map over keys, too, or over the states that hold them"
+        )
     key = key if key_is_mapped else jnp.broadcast_to(key, (size, *key.shape))
     step = step if step_is_mapped else jnp.broadcast_to(step, (size, *jnp.shape(step)))
     total = _nan_where(_has_equal_rows(_draws(key, step)), total)
@@ -191,7 +197,4 @@ def _mapped_values(x: Any) -> np.ndarray | None:
 
 
 def _refuse(why: str) -> NoReturn:
-    raise InputError(
-        f"the same noise would be added more than once: its key {why} the state that holds it, as "
-        "an argument of the traced function"
-    )
+    raise InputError(f"the same noise would be added more than once: {why}")

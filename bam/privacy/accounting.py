@@ -144,7 +144,7 @@ def joint_epsilon(mechanisms: Sequence[PoissonSteps], delta: float) -> float:
     if not all(0 < sigma < math.inf and q > 0 and steps > 0 for sigma, q, steps in mechanisms):
         raise InputError("noise_multiplier, sampling_prob and num_steps must be positive")
     if not mechanisms:
-        raise InputError("epsilon of several mechanisms together needs one at least")
+        raise InputError("the joint epsilon needs at least one mechanism")
     for sigma, prob, steps in mechanisms:
         check_mechanism(prob, steps, delta, "pld")
         check_noise_multiplier(sigma)
@@ -168,7 +168,8 @@ def deltas(
     check_mechanism(sampling_prob, num_steps, 0.5, "pld")
     if not (noise_multiplier > 0 and sampling_prob > 0 and num_steps > 0 and min(epsilons) >= 0):
         raise InputError(
-            "noise_multiplier, sampling_prob and num_steps must be positive, ε not < 0"
+            "noise_multiplier, sampling_prob and num_steps must be positive, and epsilons at "
+            "least 0"
         )
     _check_room([PoissonSteps(noise_multiplier, sampling_prob, num_steps)], 1e-5)
     return pld.deltas(noise_multiplier, sampling_prob, num_steps, epsilons)
@@ -353,8 +354,8 @@ def _check_room(mechanisms: Sequence[PoissonSteps], delta: float) -> None:
             about = _joint_rdp(mechanisms, delta, orders)
     if about > LARGEST_PLD_EPSILON:
         raise InputError(
-            f"accountant pld has no room for an epsilon of about {about:.2g}, which protects "
-            "nobody: more noise, fewer steps, or accountant rdp"
+            f"epsilon would be about {about:.2g}, too large for accountant pld and for any "
+            "protection: use more noise, fewer steps, or accountant rdp"
         )
 
 
@@ -382,7 +383,9 @@ def check_search(target_epsilon: float, sampling_prob: float, num_steps: int) ->
             f"epsilon must be from {SMALLEST_EPSILON} to {LARGEST_EPSILON}, got {target_epsilon}"
         )
     if num_steps == 0 or sampling_prob == 0:
-        raise InputError("no noise to choose: num_steps and sampling_prob must be positive")
+        raise InputError(
+            f"num_steps and sampling_prob must be positive, got {num_steps} and {sampling_prob}"
+        )
 
 
 def check_mechanism(sampling_prob: float, num_steps: int, delta: float, accountant: str) -> None:

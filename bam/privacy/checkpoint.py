@@ -51,7 +51,9 @@ def check(tree: PyTree, secret: bytes) -> None:
     for name, leaf in zip(pytree.names(tree), jax.tree.leaves(tree), strict=True):
         array = _on_host(leaf)
         if array.dtype.kind in "OSUMm" or (secret and secret in array.tobytes()):
-            raise InputError(f"{name} is not saved: it is no array of numbers, or a key of noise")
+            raise InputError(
+                f"{name} cannot be saved: it is not an array of numbers, or it contains a noise key"
+            )
 
 
 def check_room(folder: Path, tree: PyTree) -> None:
@@ -149,7 +151,7 @@ def restore(path: Path, like: PyTree) -> PyTree:
         return like
     for old, new in zip([*header["leaves"], None], [*_described(like), None], strict=False):
         if old != new:
-            raise InputError(f"{path} has {_in_words(old)}, where there is {_in_words(new)}")
+            raise InputError(f"{path} has {_in_words(old)}, but this training has {_in_words(new)}")
     leaves, structure = jax.tree.flatten(like)
     return jax.tree.unflatten(structure, map(_placed, leaves, (x for _, x in arrays)))
 

@@ -46,7 +46,9 @@ def create(path: Path) -> None:
     """
     files.check_replaceable(path)
     if path.exists() and path.stat().st_size:
-        raise InputError(f"{path} has steps of a run without a plan.json; choose another folder")
+        raise InputError(
+            f"{path} counts steps, but its folder has no plan.json: choose another folder"
+        )
     path.touch()
     files.keep(path)
 
@@ -79,7 +81,7 @@ class Ledger:
         if path is None:
             return
         if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise InputError(f"{path} is damaged: it is no ordinary file; choose another folder")
+            raise InputError(f"{path} is damaged: it is not a regular file; choose another folder")
         written = path.stat().st_size if path.exists() else -1
         # All processes must agree, also on whether to raise an error.
         written = int(processes.from_first(np.int32(written)))
@@ -89,10 +91,11 @@ class Ledger:
             what = (
                 "is missing"
                 if written < 0
-                else f"has {written} steps, the run's other records {at_least}"
+                else f"has {written} steps, but other records have {at_least}"
             )
             raise InputError(
-                f"{path} {what}: what this run has spent is not known; choose another folder"
+                f"{path} {what}, so the spent epsilon is unknown: restore the file, or choose "
+                "another folder"
             )
         # The last `begin` may have counted one step and then raised, as for another process's byte.
         self.begun = min(written, plan.num_steps)
@@ -208,7 +211,7 @@ def are_processes(value: object) -> TypeGuard[list[JsonObject]]:
 def check_no_processes(folder: Path) -> None:
     """InputError if a run is to begin in a folder where processes of another run took steps."""
     if (folder / PROCESSES).exists():
-        raise InputError(f"{folder} has {PROCESSES} of a run that is gone; choose another folder")
+        raise InputError(f"{folder} has {PROCESSES}, but no run: choose another folder")
 
 
 def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> list[JsonObject]:
@@ -230,12 +233,15 @@ def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> 
             rows = [json.loads(line) for line in files.read_bytes(path).splitlines()]
         except (ValueError, RecursionError):
             rows = None
-    unknown = "what took this run's steps is not known; put the file back, or choose another folder"
+    unknown = (
+        "so the code and devices of this run's steps are unknown: restore the file, or choose "
+        "another folder"
+    )
     if not are_processes(rows):
-        raise InputError(f"{path} is damaged: {unknown}")
+        raise InputError(f"{path} is damaged, {unknown}")
     if rows[: len(at_least)] != list(at_least):
-        what = "has other lines than the run's other records" if path.exists() else "is missing"
-        raise InputError(f"{path} {what}: {unknown}")
+        what = "differs from the run's other records" if path.exists() else "is missing"
+        raise InputError(f"{path} {what}, {unknown}")
     return rows
 
 

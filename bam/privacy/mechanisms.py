@@ -150,7 +150,7 @@ def check_name(name: object) -> None:
     """InputError, in one line, for an unknown name of a mechanism."""
     if name == "fixed_size":
         raise InputError(
-            "mechanism fixed_size, with neighbours that replace one example, is gone: take poisson"
+            "mechanism fixed_size no longer exists: use poisson, --config.mechanism.name=poisson"
         )
     if name not in tuple(MECHANISMS):  # in a stranger's record a name may be a list
         raise InputError(f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}")

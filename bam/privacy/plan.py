@@ -67,7 +67,8 @@ class Population:
         """The user of each row, as a number in the order of ids; InputError unless N users."""
         if groups is None or not self.group_size:
             raise InputError(
-                "give both groups (the user of each row) and group_size (the most rows of each)"
+                "groups (the user of each row) and group_size (the most rows of one user) belong "
+                "together: pass both"
             )
         ids = with_id(groups)
         if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
@@ -135,15 +136,15 @@ class PrivacyPlan:
         keys = {key.replace("mechanism_name", "mechanism") for key in RECORDED}
         if missing := sorted(keys - record.keys()):
             raise InputError(
-                f"this is no record of a plan: it has no {missing[0]}; records of bam 0.1 and 0.2 "
-                "are not read any more"
+                f"not the record of a plan: {missing[0]} is missing (records of bam 0.1 and 0.2 "
+                "are no longer read)"
             )
         if record.get("selection"):
             raise InputError("this is a trial of a private search by an earlier version")
         name, options = record["mechanism"], record["mechanism_options"]
         mechanisms.check_name(name)
         if not isinstance(options, dict):
-            raise InputError(f"mechanism_options are {options!r}, no options")
+            raise InputError(f"mechanism_options must be a dict, got {options!r}")
         _check_unit(record["unit"], record["group_size"])
         try:
             fields = _fields_of(cls, record) | {
@@ -160,10 +161,10 @@ class PrivacyPlan:
                 for key in ("sampling_prob", "overflow")
             )
         except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
-            raise InputError(f"this is no record of a plan: {error}") from None
+            raise InputError(f"not the record of a plan: {error}") from None
         if not agree or (plan.noise_multiplier > 0) != plan.private:
             raise InputError(
-                "the records disagree: on neighbours, q = l/N, or whether there is noise"
+                "the record contradicts itself in its neighbours, unit, q = l/N, overflow or noise"
             )
         return plan
 
@@ -421,10 +422,10 @@ def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
     """
     delta, steps = scalars.real("delta", delta), []
     if not plans:
-        raise InputError("epsilon of several plans together needs one at least")
+        raise InputError("the joint epsilon needs at least one plan")
     for plan in plans:
         if not plan.private:
-            raise InputError("a run without privacy has no epsilon, and none together with others")
+            raise InputError("a run without privacy has no epsilon: leave it out")
         if (event := plan.dp_event) is None:
             raise InputError(
                 f"the privacy loss of mechanism {plan.mechanism_name} is not composed with others: "
@@ -454,7 +455,7 @@ def check_same(location: object, recorded: JsonMapping, expected: JsonMapping) -
     for key, value in expected.items():
         if recorded.get(key) != value:
             raise InputError(
-                f"{location} is of a run with {key} = {recorded.get(key)!r}, not {value!r}; choose "
+                f"{location} has {key} = {recorded.get(key)!r}, but this run has {value!r}: choose "
                 "another folder"
             )
 
@@ -463,7 +464,10 @@ def _check_unit(unit: object, group_size: object) -> None:
     """InputError unless the unit is "user" with k above 0, or "example" with k = 0."""
     is_user = unit == "user" and type(group_size) is int and group_size > 0
     if not is_user and (unit, group_size) != ("example", 0):
-        raise InputError(f"a unit of privacy {unit!r} with a group_size of {group_size!r} is none")
+        raise InputError(
+            f'unit {unit!r} with group_size {group_size!r} is invalid: "example" needs 0, and '
+            '"user" at least 1'
+        )
 
 
 def _check(plan: PrivacyPlan) -> None:
@@ -486,7 +490,7 @@ def _check(plan: PrivacyPlan) -> None:
         )
     # The central limit can understate ε.
     if plan.accountant == "gdp":
-        raise InputError("accountant gdp is asymptotic, no guarantee; plan with pld or rdp")
+        raise InputError("accountant gdp is asymptotic and guarantees no epsilon: use pld or rdp")
     if plan.accountant not in accounting.ACCOUNTANTS:
         raise InputError(f"unknown accountant {plan.accountant!r}; plan with pld or rdp")
     # Options that the mechanism cannot have are refused when it is made.

@@ -167,12 +167,17 @@ class PrivateTraining:
         self._sensitivity = sensitivity_of(clip)
         # Noise would be 0, too, and the training would learn nothing.
         if self._sensitivity == 0:
-            raise InputError("this clip makes every gradient zero (sensitivity 0)")
+            raise InputError(
+                "this clip has sensitivity 0, so every gradient would be zero: use a clip norm "
+                "above 0"
+            )
         seed = None if seed is None else scalars.whole("seed", seed)
         if not 0 < epsilon < float("inf"):
             raise InputError(f"epsilon must be positive and finite, got {epsilon}")
         if mesh is not None and (len(mesh.axis_names) != 1 or mesh.is_multi_process):
-            raise InputError(f"mesh must have one axis, of devices of this process, got {mesh}")
+            raise InputError(
+                f"mesh must have one axis with devices of this process only, got {mesh}"
+            )
         self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)  # of an axis of type Auto
         self._num_devices = self._mesh.size if self._mesh else 1
         self._clip = clip
@@ -257,7 +262,8 @@ class PrivateTraining:
         for leaf in leaves:
             if not np.shape(leaf) or len(leaf) != num:
                 raise InputError(
-                    f"the plan is for {planned}; an array of data has shape {np.shape(leaf)}"
+                    f"the plan is for {planned}, but an array of the data has shape "
+                    f"{np.shape(leaf)}"
                 )
         dtypes = [getattr(x, "dtype", "") for x in leaves]
         parts = zip(pytree.names(data), dtypes, leaves, strict=True)
@@ -333,8 +339,8 @@ class PrivateTraining:
         """
         if oracle.with_loss is None and (self.plan.group_size or self._trainable):
             raise InputError(
-                "this oracle has no gradient of a user, or of some of the parameters: make it by a "
-                "method that is decorated with bam.core.oracles.method"
+                "this oracle cannot use group_size or trainable: make it by bam.dp_sgd or another "
+                "method of bam, or decorate yours with bam.core.oracles.method"
             )
         with self._run.in_use():
             if self._transformed:
@@ -375,17 +381,16 @@ class PrivateTraining:
                 return compiled(batch, state, params)
             if not right:
                 raise InputError(
-                    f"the batch of step {batch.step} is of another training, or not the next one, "
-                    f"or its mask is not that which was drawn: the state has seen {noise.step} "
-                    "steps. A batch that is used twice, or a state that is started over, would "
-                    "repeat noise"
+                    f"the batch of step {batch.step} does not follow the state, which has seen "
+                    f"{noise.step} steps, or it comes from another training, or its mask was "
+                    "changed. A repeated batch or a restarted state would repeat noise"
                 )
             step = int(batch.step)
             with self._run.in_use():
                 if not self._used < step <= self._run.step:
                     raise InputError(
-                        f"the batch of step {step} was used before: at other weights, or with "
-                        "another state, it would repeat noise"
+                        f"the batch of step {step} was already used, and a second gradient would "
+                        "repeat its noise: take the next batch"
                     )
                 used, self._used = self._used, step  # before another thread sees it as unused
             try:
@@ -408,8 +413,7 @@ class PrivateTraining:
             or words != [((), np.int32), ((2,), np.uint32)]
         ):
             raise InputError(
-                "mask, step or run of this batch are not those that were drawn: a batch may get "
-                "other values in its examples alone"
+                "mask, step or run of this batch were changed: only its examples may be"
             )
         if self._row_shapes is None:
             return
@@ -417,9 +421,8 @@ class PrivateTraining:
         expected = [(*shape[:1], *user_axis, *row) for row in self._row_shapes]
         if rows != expected:
             raise InputError(
-                f"this batch was drawn with arrays {expected}, and now has {rows}: an example in "
-                "more than one row would move the sum by more than S. Make views of an example "
-                "inside the loss"
+                f"the batch was drawn with shapes {expected} and now has {rows}. An example in two "
+                "rows would exceed the sensitivity: make views of an example inside the loss"
             )
 
     def _init(self, params: Params) -> PrivateState:
@@ -431,8 +434,8 @@ class PrivateTraining:
             raise RuntimeError("init a private transform outside of jit: it holds a secret key")
         if self._initialised or self._run.step > self._first:
             raise RuntimeError(
-                f"the state is started over after {self.steps_begun} steps: a second one has "
-                "the same noise. Begin another PrivateTraining; its ε adds to this"
+                f"init was called again after {self.steps_begun} steps, and the new state would "
+                "repeat the noise: make another PrivateTraining (its ε adds to this one's)"
             )
         check_not_accumulated()
         pytree.check_has_arrays(params)
@@ -440,7 +443,9 @@ class PrivateTraining:
         trained = self._trained_of(params)
         if not jax.tree.leaves(trained):
             names = ", ".join(pytree.names(params)[:8])
-            raise InputError(f"trainable is found in no parameter's name: {names}")
+            raise InputError(
+                f"trainable={self._trainable} matches no parameter; the names are {names}"
+            )
         self._initialised = True
         key, strategy = jnp.asarray(self._run.key("noise")), self.plan.mechanism.strategy
         noise = init_noise(key, self._clip, trained, strategy)
@@ -476,7 +481,9 @@ class PrivateTraining:
         with self._run.in_use():
             path = _resolved(folder)
             if self._run.folder not in (None, path):
-                raise InputError(f"this training is saved in {self._run.folder}")
+                raise InputError(
+                    f"this training is already saved in {self._run.folder}: save it there"
+                )
             if self._run.folder is None:
                 self._run.check_savable(tree)  # before a folder is made
                 self._run.open(path, self._record, self._digests, must_begin=True)
@@ -503,7 +510,7 @@ class PrivateTraining:
         `settings` are the other arguments. InputError if no training was saved there.
         """
         if not (_resolved(folder) / PLAN).exists():
-            raise InputError(f"{_resolved(folder)} holds no training that was saved")
+            raise InputError(f"{_resolved(folder)} has no saved training")
         return cls(**settings, folder=folder)
 
     def restore(self, like: PyTree) -> PyTree:
@@ -513,7 +520,7 @@ class PrivateTraining:
         saved, or the training has no folder.
         """
         if self._run.folder is None:
-            raise InputError("nothing of this training was saved")
+            raise InputError("this training was not saved: pass folder=…, or call save first")
         words = jnp.asarray(self._words)
         return jax.tree.map(
             lambda x: x._replace(run=words) if _is_state(x) else x,
@@ -590,7 +597,9 @@ def _private_gradient(
         grads = oracle.grad(trained, row)
         shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, trained))
         if not pytree.same_structure(grads, trained) or shapes != expected:
-            raise InputError("the oracle's gradient is no pytree like the parameters")
+            raise InputError(
+                "the oracle's gradient has another structure or other shapes than the parameters"
+            )
         return grads
 
     gradient, _, after = private_mean(

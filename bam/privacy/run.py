@@ -171,8 +171,8 @@ class PrivateRun:
         with self.lock:
             if self._closed:
                 raise InputError(
-                    "this private run is closed and takes no more steps: one that goes on in its "
-                    "folder may have taken them"
+                    "this private run is closed, and another may have continued it in its folder: "
+                    "make a new PrivateTraining"
                 )
             yield
 
@@ -232,8 +232,8 @@ class PrivateRun:
             opened.callback(counted.close)
             if counted.begun and not begins and not joined:
                 raise InputError(
-                    f"what took steps 1 to {counted.begun} is not known: {folder} has no "
-                    f"{ledger.PROCESSES}, as of an earlier version; choose another folder"
+                    f"{folder} has no {ledger.PROCESSES} for steps 1 to {counted.begun} (from an "
+                    "earlier version?): choose another folder"
                 )
             is_left = header["step"] < counted.last_step(header["step"])
             self._digests = self._checked_digests(folder, header, is_left, digests)
@@ -272,7 +272,9 @@ class PrivateRun:
         check_same(path, header["record"], record)
         # A renamed checkpoint could hide newer ones, and steps would be repeated.
         if path.stem != str(header["step"]):
-            raise InputError(f"{path} is renamed: it is of step {header['step']}")
+            raise InputError(
+                f"{path} was renamed: it is the checkpoint of step {header['step']}; rename it back"
+            )
         return header
 
     def _checked_digests(
@@ -285,7 +287,7 @@ class PrivateRun:
         for name, digest in header["digests"].items():
             if is_left and ours.get(name) != digest:
                 raise InputError(
-                    f"{folder} is of a run with other {name}, or its data_key is gone; choose "
+                    f"{folder} belongs to a run with other {name}, or lacks its data_key: choose "
                     "another folder"
                 )
         return ours

@@ -139,9 +139,12 @@ def best_of_trials(
 
 def _check_trial(unit: str, accountant: str, private: bool) -> None:
     if accountant != "rdp" or not private:
-        raise InputError("a choice among runs is private only if they are, by accountant rdp")
+        raise InputError("a private choice needs private runs with accountant rdp")
     if unit == "user":
-        raise InputError("a choice among runs is scored by examples: it is not private for users")
+        raise InputError(
+            "a private choice does not protect users, because scores count examples: use "
+            "group_size 0"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +159,7 @@ class TrialsDpEvent(OwnEvent):
     def epsilon(self, delta: float, accountant: str) -> float:
         """ε of the search; only RDP bounds it here."""
         if accountant != "rdp":
-            raise InputError("a choice among runs is private only if they are, by accountant rdp")
+            raise InputError("a private choice needs private runs with accountant rdp")
         return epsilon(delta=delta, **vars(self))
 
     def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
@@ -247,8 +250,8 @@ def noise_multiplier(
     without_training = epsilon(selection, noise_multiplier=math.inf, **steps)
     if without_training > 0.9 * target_epsilon:
         raise InputError(
-            f"the choice alone costs epsilon {without_training:.3g} of {target_epsilon:g}: fewer "
-            "trials on average, more noise on the score, or a larger epsilon"
+            f"the choice alone costs epsilon {without_training:.3g} of {target_epsilon:g}: take "
+            "fewer trials on average, more noise on the score, or a larger epsilon"
         )
 
     def spent(sigma: float, orders: tuple[float, ...] | None = None) -> float:

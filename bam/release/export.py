@@ -246,7 +246,9 @@ def _describe_model(run: RunRecords) -> JsonObject:
         k for k, v in section.items() if not (_is_plain(v) if is_own else f"model.{k}" in public)
     ]
     if unknown:
-        raise InputError(f"a release cannot describe a model with {', '.join(unknown)}")
+        raise InputError(
+            f"a release cannot describe these settings of the model: {', '.join(unknown)}"
+        )
     features = run.summary.get("features")
     # Read again, because `run.summary` lacks line breaks and the like: names of classes stay exact.
     raw = json.loads((run.workdir / "summary.json").read_text())
@@ -287,7 +289,9 @@ def _averaged(run: RunRecords, like: Shapes) -> PyTree:
     taken = run.summary.get("steps_taken", run.plan.num_steps)
     # An earlier checkpoint, or one of another plan, does not have the weights of this statement.
     if header["step"] != taken or one_line(header["record"]) != run.plan_record:
-        raise InputError(f"the newest checkpoint of {run.workdir} is not of the end of this run")
+        raise InputError(
+            f"the newest checkpoint of {run.workdir} is not that of the run's last step"
+        )
     leaves = {name.partition("/")[2]: jnp.asarray(array) for name, array in arrays}
     merged = lora.folded(traverse_util.unflatten_dict(leaves, sep="/"))
     leaves, names = traverse_util.flatten_dict(merged, sep="/"), pytree.names(like)

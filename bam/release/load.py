@@ -89,7 +89,10 @@ def load(folder: Path | str, own_model: str = "") -> Released:
             )
         if not is_valid(description[key]):
             # Cut, because it may be megabytes; as a literal, because it may hold terminal escapes.
-            raise InputError(f"{path} is damaged: {key} is {description[key]!r:.200}")
+            raise InputError(
+                f"{path} is damaged: {key} = {description[key]!r:.200} is invalid; copy the "
+                "release again"
+            )
     num_classes = description["num_classes"]
     classes = description["classes"] = description["classes"] or list(map(str, range(num_classes)))
     if len(classes) != num_classes:

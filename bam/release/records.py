@@ -74,7 +74,7 @@ class RunRecords:
             yield "plan.json and summary.json disagree"
         steps_begun = self.summary.get("steps_begun", 0)
         if steps_begun > self.plan.num_steps:
-            yield f"{steps_begun} steps were begun, the plan pays for {self.plan.num_steps}"
+            yield f"{steps_begun} steps were begun, but the plan covers {self.plan.num_steps}"
         if not ledger.are_processes(self.summary.get("processes", [])):
             yield "summary.json is damaged: processes does not list the commits that took the steps"
         try:

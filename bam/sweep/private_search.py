@@ -42,7 +42,7 @@ ANOTHER = "a new search is a second release: its ε adds to this one's"
 TRIALS = "trials.json"  # the trials as drawn, with their settings and scores; secret
 ACCOUNTANTS = ("rdp", "pld")
 COSTS: tables.Columns = {
-    "what is paid for": lambda row: row["what"],
+    "paid for": lambda row: row["what"],
     "ε by RDP": lambda row: _cell(row["rdp"]),
     "ε by PLD": lambda row: _cell(row["pld"]),
 }

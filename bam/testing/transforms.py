@@ -132,7 +132,7 @@ def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
             stack.append(function.fn)
             for value in (*function.structure, *function.numbers):
                 if _is_changeable(value):
-                    yield f"a number, of type {type(value).__name__}"
+                    yield f"a number ({type(value).__name__})"
                 stack.extend(_functions(value))
             continue
         function = inspect.unwrap(function) if callable(function) else None
@@ -146,7 +146,7 @@ def _changeable(transform: optax.GradientTransformation) -> Iterator[str]:
             except ValueError:  # a variable that is not assigned yet
                 continue
             if _is_changeable(value):
-                yield f"{name}, of type {type(value).__name__}"
+                yield f"{name} ({type(value).__name__})"
             stack.extend(_functions(value))
 
 

@@ -159,7 +159,7 @@ def _check_users(config: ConfigDict) -> None:
     for key, why in refused.items():
         section, name = key.split(".")
         if size and config[section].get(name, 0):
-            raise InputError(f"{key} with dataset.group_size: it {why}")
+            raise InputError(f"{key} does not work with dataset.group_size, because it {why}")
 
 
 def _check_numbers(config: ConfigDict) -> None:

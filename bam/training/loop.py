@@ -115,7 +115,7 @@ def train(
         if config.checkpoint.every:
             run.check_room(state)
         if run.is_resumed and run.step < run.end:
-            log(f"goes on from step {run.step} of {run.end}")
+            log(f"continues from step {run.step} of {run.end}")
         files.start_after(run.step if run.is_resumed else -1)
         # Training data are placed once; each step gets row numbers, or rows that are read ahead.
         feed = Feed(trainer)

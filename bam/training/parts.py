@@ -83,7 +83,9 @@ def _sgd(
     # compared with 0; the caller passes a 0 untraced.
     sgd = optax.sgd(learning_rate, momentum or None if is_known(momentum) else momentum)
     if per_clip_norm and is_known(clip_norm) and not 0 < clip_norm < math.inf:
-        raise InputError("optimizer.per_clip_norm: a run that is not private has no clip norm")
+        raise InputError(
+            "optimizer.per_clip_norm needs a private run: without clipping there is no clip norm"
+        )
     return optax.chain(optax.scale(1 / clip_norm), sgd) if per_clip_norm else sgd
 
 

@@ -42,8 +42,8 @@ def learning_rate(schedule: Schedule, peak: Number) -> Number | optax.Schedule:
         raise InputError(f"unknown optimizer.schedule {name!r}; choose from {', '.join(SCHEDULES)}")
     if not 0 <= warmup_steps < max(1, num_steps):
         raise InputError(
-            f"optimizer.warmup_steps must be from 0 to {num_steps - 1}, less than the run's "
-            f"{num_steps} steps, got {warmup_steps}"
+            f"optimizer.warmup_steps must be at least 0 and below the run's {num_steps} steps, got "
+            f"{warmup_steps}"
         )
     if name == "constant" and not warmup_steps:
         return peak

@@ -340,8 +340,8 @@ def check_microbatch_size(size: object, num_examples: int) -> None:
     # `isinstance` would take True for an int, and the key accepts values of any type.
     if type(size) is not int or not 1 <= size <= num_examples:
         raise InputError(
-            f"microbatch_size {size} must be from 1 to the number of training examples, "
-            f"{num_examples}; bam train --config.dry_run --tune times which is fastest"
+            f"microbatch_size must be from 1 to {num_examples}, the number of training examples, "
+            f"got {size}; bam train --config.dry_run --tune finds the fastest"
         )
 
 
