@@ -221,7 +221,7 @@ def test_the_commands_import_and_show_what_is_trained_on(folder, tmp_path):
         (("data", "import", "x", "--out=o", "--window=9,9"), "two finite numbers are needed"),
         (
             ("data", "import", ".", "--out=o", "--user_column=p"),
-            "--user_column is a column of --labels, which",
+            "--user_column names a column of a table: add",
         ),
         (("train", "importt", "--config=digits:dp_sgd", "--workdir=w"), "'importt' is not a flag"),
     ],

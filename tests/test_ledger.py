@@ -562,7 +562,9 @@ def test_a_list_of_processes_that_is_gone_or_damaged_is_refused_and_nothing_is_c
         path.unlink(missing_ok=True)
         path.write_text(content) if content is not None else None
         before = contents(tmp_path)
-        with pytest.raises(ValueError, match=rf"processes\.jsonl {message}: what took") as error:
+        with pytest.raises(
+            ValueError, match=rf"processes\.jsonl {message}, so the code and devices"
+        ) as error:
             steps.run(tmp_path, seed)
         assert "\n" not in str(error.value)
         assert contents(tmp_path) == before

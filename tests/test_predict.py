@@ -523,7 +523,7 @@ def test_a_release_that_does_not_fit_its_files_says_its_size_and_window(tmp_path
     edit(release, preprocessing={"size": SHAPE[:2], "channels": SHAPE[2], "window": [5000, 6000]})
     done = seen("deep.npy")
     fitted = " × ".join(map(str, SHAPE))
-    expected = f"at the size ({fitted}) and window (5000, 6000) of the release, as {tmp_path}"
+    expected = f"at the release's size ({fitted}) and window (5000, 6000): {tmp_path}"
     assert done.returncode == 0 and expected in done.stderr
     done = run_command(
         "bam", "predict", f"--release={release}", "--format=json", str(tmp_path / "deep.npy")

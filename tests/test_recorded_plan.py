@@ -77,7 +77,7 @@ def test_an_interrupted_run_goes_on_by_its_own_plan(now, changed, tmp_path, seed
     stop(before, tmp_path / "run", seed)
     sigma = before.plan.noise_multiplier
     assert sigma != now.plan.noise_multiplier
-    with pytest.raises(ValueError, match=f"a run with noise_multiplier = {sigma}, not "):
+    with pytest.raises(ValueError, match=f"has noise_multiplier = {sigma}, but this run has "):
         loop.train(now, seed, tmp_path / "run")
     result = resume(tmp_path / "run", seed)
     assert files.read_json(tmp_path / "run/plan.json") == before.record
@@ -103,12 +103,12 @@ def test_an_interrupted_run_goes_on_by_its_own_plan(now, changed, tmp_path, seed
         ({"epsilon": math.nan}, "epsilon must be of .*float.*, got nan"),
         ({"sampling_prob": 0.5}, "the record contradicts itself in its neighbours"),
         ({"num_steps": 2}, "is claimed, but its plan gives"),
-        ({"group_size": 3, "unit": "user"}, "a run with unit = 'user', not 'example'"),
-        ({"delta": 10.0, "overflow": 10.0}, "a run with delta = "),
-        ({"clip_norm": 0.5}, "a run with clip_norm = "),
-        ({"sensitivity": 2}, "a run with sensitivity = "),
+        ({"group_size": 3, "unit": "user"}, "has unit = 'user', but this run has 'example'"),
+        ({"delta": 10.0, "overflow": 10.0}, "has delta = "),
+        ({"clip_norm": 0.5}, "has clip_norm = "),
+        ({"sensitivity": 2}, "has sensitivity = "),
         ({"overflow": 0.5}, "the record contradicts itself"),
-        ({"spare_steps": 0, "num_steps": 1 / NUM_STEPS}, "a run with num_steps = 1, not 3"),
+        ({"spare_steps": 0, "num_steps": 1 / NUM_STEPS}, "has num_steps = 1, but this run has 3"),
         ({"noise_multiplier": 2}, "npz has noise"),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_run_on_another_number_of_examples_is_refused(now, stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     train = now.dataset.train
     fewer = now.dataset._replace(train=train._replace(images=train[0][1:], labels=train[1][1:]))
-    with pytest.raises(ValueError, match="a run with num_examples = 1437, not 1436"):
+    with pytest.raises(ValueError, match="has num_examples = 1437, but this run has 1436"):
         resume(tmp_path, dataset=fewer)
 
 
@@ -151,7 +151,7 @@ def test_ordinary_training_has_no_plan_to_edit(tmp_path):
     config = tiny("non_private")
     stop(loop.build(config), tmp_path, 0)
     change(tmp_path, noise_multiplier=10.0, epsilon=2.0)
-    with pytest.raises(ValueError, match=r"noise_multiplier = 10\.0, not 0\.0"):
+    with pytest.raises(ValueError, match=r"noise_multiplier = 10\.0, but this run has 0\.0"):
         resume(tmp_path, 0, config)
 
 

@@ -427,8 +427,8 @@ def test_other_ids_are_other_data_to_a_run_that_is_resumed(tmp_path):
         ({"size": 3}, "group_size=3 needs user ids: add --config.dataset.groups="),
         ({"dataset.groups": "missing.npy"}, "missing.npy: missing"),
         ({"dataset.groups": "writer"}, "is not a .npy file, and only Parquet files"),
-        ({"dataset.holdout": 5}, "dataset.holdout with dataset.group_size"),
-        ({"method": "bam_sam", "method.ascent_views": 1}, "method.ascent_views with"),
+        ({"dataset.holdout": 5}, "dataset.holdout does not work with dataset.group_size"),
+        ({"method": "bam_sam", "method.ascent_views": 1}, "method.ascent_views does not work with"),
     ],
 )
 def test_what_cannot_be_with_users_is_refused(changes, message):
@@ -516,7 +516,7 @@ def test_a_file_of_ids_that_is_damaged_or_holds_code_is_refused(tmp_path):
 
 
 def test_one_run_is_audited_of_examples_only():
-    with pytest.raises(ValueError, match="not of users"):
+    with pytest.raises(ValueError, match="examples, not users"):
         one_run.build(config_of(), 5)
 
 

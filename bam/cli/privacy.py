@@ -120,7 +120,7 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
     delta = max(plan.delta for plan in plans) if delta is None else delta
     together: JsonObject = {"plan": "together", "epsilon": joint_epsilon(plans, delta)}
     together["delta"] = delta
-    total: JsonObject = {"plan": "the sum of all ε and all δ"}
+    total: JsonObject = {"plan": "their sum"}
     total |= {key: sum(row[key] for row in rows) for key in ("epsilon", "delta")}
     if json:
         files.write_json(Path(json), {"plans": rows, "together": together, "sum": total})

@@ -434,8 +434,8 @@ class PrivateTraining:
             raise RuntimeError("init a private transform outside of jit: it holds a secret key")
         if self._initialised or self._run.step > self._first:
             raise RuntimeError(
-                f"init was called again after {self.steps_begun} steps, and the new state would "
-                "repeat the noise: make another PrivateTraining (its ε adds to this one's)"
+                f"init a second time, or after {self.steps_begun} steps, would repeat the noise: "
+                "make another PrivateTraining (its ε adds to this one's)"
             )
         check_not_accumulated()
         pytree.check_has_arrays(params)
