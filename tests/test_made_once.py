@@ -311,8 +311,8 @@ def same(a, b):
 def check_made_once(case, argument, holder):
     """AssertionError if what is made changes with its argument afterwards."""
     others = {**case.others, **{name: value for name, (value, _) in case.numbers.items()}}
-    if "drawn" in others and argument != "drawn":
-        del others["drawn"]
+    if "correlated" in others and argument != "correlated":
+        del others["correlated"]
     first, second = case.numbers[argument]
     expected, other = (case.behaviour(case.make(**others | {argument: x})) for x in (first, second))
     assert not same(expected, other), f"what is made does not show {argument}"

@@ -168,12 +168,12 @@ def test_a_checkpoint_imports_nothing_that_it_names(tmp_path, evil):
     state = {"weights": jnp.arange(6.0).reshape(2, 3)}
     header = {"record": {}, "digests": {}, "processes": [], "step": 1, "steps_begun": 1, "more": {}}
     path, pickled = tmp_path / "1.npz", b"cdata.evil\nX\n."
-    header = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
+    array = b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(117) + b"\n"
     for name, dtype, content in (
         ("arr_0.npy", "float32", pickled),
         ("arr_1.npy", "float32", pickled),
-        ("arr_1.npy", "float32", b"\x93NUMPY\x01\x00\x76\x00" + header + pickled),
-        ("arr_1.npy", "object", b"\x93NUMPY\x01\x00\x76\x00" + header + pickled),
+        ("arr_1.npy", "float32", b"\x93NUMPY\x01\x00\x76\x00" + array + pickled),
+        ("arr_1.npy", "object", b"\x93NUMPY\x01\x00\x76\x00" + array + pickled),
         ("more.npy", "data.evil.X", pickled),
     ):
         checkpoint.write(tmp_path, header, state)
