@@ -47,7 +47,9 @@ def test_a_clip_that_is_added_is_in_a_run_the_statement_and_a_release(tmp_path, 
     settings, text = released(tmp_path, monkeypatch, shrunk())
     assert settings["clip"] == {"name": "shrunk", "share": 0.25}
     assert f"| {WORDS} | `shrunk` |" in text
-    assert "| S, sensitivity | how far one example moves the sum, in L2 | 0.25 |" in text
+    assert (
+        "| S, sensitivity | how far one example can move the sum, at most, in L2 | 0.25 |" in text
+    )
 
 
 def test_a_clip_without_words_is_said_to_be_bounded_by_s_and_no_option_is_told(

@@ -92,5 +92,5 @@ def test_the_packages_weights_are_those_of_its_hash(monkeypatch, tmp_path):
     for content in (bytes(damaged), b""):
         monkeypatch.setattr(prior, "FILE", tmp_path / "prior.safetensors")
         prior.FILE.write_bytes(content)
-        with pytest.raises(DataError, match="safetensors is damaged: install bam again"):
+        with pytest.raises(DataError, match="safetensors is damaged: install it again"):
             parts.make_features(ConfigDict({"name": "prior"}))

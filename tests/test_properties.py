@@ -267,7 +267,7 @@ def test_a_class_without_examples_is_trained_like_any_other():
         (small_dataset([0, 1, 4, 1, 0, 1], num_classes=4), "label .* from 0 to 3"),
         (small_dataset([0, 1, -1, 1, 0, 1], num_classes=4), "label .* from 0 to 3"),
         (small_dataset([0, 0, 0, 0, 0], num_classes=1), "at least 2 classes"),
-        (small_dataset([], num_classes=4), "no training examples"),
+        (small_dataset([], num_classes=4), "the training split is empty"),
         (
             small_dataset([0, 1, 0, 1], num_classes=2, images=np.zeros((3, 2, 2, 1), np.float32)),
             "3 training images but 4 labels",

@@ -66,7 +66,7 @@ def prior(digest: str = "") -> FeatureMap:
     """
     content = FILE.read_bytes() if FILE.is_file() else b""
     if hashlib.sha256(content).hexdigest() != PRIOR_SHA256:
-        raise DataError(f"{FILE} is damaged: install bam again")
+        raise DataError(f"{FILE} is damaged: install it again from a clone")
     if digest not in ("", PRIOR_SHA256):
         raise DataError(
             f"the model was trained with other weights of features.name=prior ({digest}): use the "
