@@ -42,7 +42,7 @@ class Stream(enum.IntEnum):
 
 
 def nonce(stream: Stream, step: StepLike, attempt: int = 0) -> tuple[StepLike, int, int]:
-    """The nonce of a stream in a step, an integer below 2^32; another attempt redraws its words."""
+    """The nonce of a stream in a step (an integer below 2^32); each `attempt` has other words."""
     check_step(step)
     return step, int(stream), attempt
 

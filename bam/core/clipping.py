@@ -10,7 +10,7 @@ scaled. For any other transform, also a `chain`, the engine measures the integer
 drops an example that breaks the promise. A config finds a transform by its name in `CLIPS`.
 
 A bound is read when the transform is made and cannot be changed afterwards, because noise is scaled
-to it once while the transform is traced again for each new shape.
+to it once, and the transform, which is traced again for each new shape, must keep to it.
 """
 
 import dataclasses
@@ -33,9 +33,9 @@ from bam.errors import InputError
 
 # Norms are computed in float32, so a gradient bounded by S may be longer by this factor. Noise is
 # scaled to the larger bound. The clip itself needs at most 6.4e-6, with 2e-7 of a GPU's division.
-# The rest is for numbers that are float32 because they are arguments of a program: σ, its product
-# with S and with this factor, and a product with an entry are off by u each, and 1 / spacing by 4 u
-# on a GPU, together less than 9 u = 5.4e-7. A traced S of many leaves is off by 1.4e-6.
+# The rest covers scalars that a program receives in float32. σ, σS, σS · ROUNDING and the product
+# of an entry with 1 / spacing are off by u each, and 1 / spacing by 4 u on a GPU, together by less
+# than 9 u = 5.4e-7. A traced S of many leaves is off by 1.4e-6.
 ROUNDING = 1 + 1e-5
 
 # Squares of entries below 1e-19 underflow in float32. 10⁸ of them have norm 1e-15, which must be
@@ -72,8 +72,8 @@ class BoundedTransformation(optax.GradientTransformation):
         InputError.
       finish: `(noised mean, state) -> (private gradient, state)`, called once per step; None leaves
         both as they are. Only `finish` changes the state. The state that `update` returns is
-        ignored, because it has seen one example's gradient. `update` may return more than a
-        gradient for `finish` to read.
+        ignored, because it has seen one example's gradient. `update` may return further numbers
+        beside the gradient: they are summed, noised and passed to `finish`.
       is_proved: whether the bound is proved, so that the engine need not measure it. It is True for
         the three clips of this file alone, not for a `chain`.
     """
@@ -284,7 +284,8 @@ def clip_per_layer(clip_norm: PyTree) -> BoundedTransformation:
     below 1e-12 is an InputError.
 
     The bound holds for each leaf as in `clip_by_l2_norm`, with two more roundings if one C is
-    shared out. So all leaves together keep the same factor, within 2e-7.
+    shared out. So the whole gradient exceeds S at most by the factor of `clip_by_l2_norm`, plus
+    2e-7.
 
     Source: McMahan et al. 2018, "per-layer clipping".
 

@@ -22,7 +22,7 @@ class Closure:
 
     Attributes:
       fn: a function defined at module level, so that two closures of it share a program.
-      structure: compiled values; `Same` says which of them are equal.
+      structure: values that are compiled into the program; `Same` says which of them are equal.
       numbers: pytrees of floats or of tracers.
 
     Examples:

@@ -245,12 +245,12 @@ def per_example_sum(
         most_rows, is_right = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
         size = grid.fitting_size(size, most_rows)
         is_right &= most_rows >= size  # a traced limit could not shrink the microbatch
-        # `where` on the key makes a constant σ an argument: XLA would fold it into other constants,
-        # with other bits. The key 0 stands for none.
+        # A constant σ goes through a `where` on the key, or XLA would fold it into other constants,
+        # with other bits. A key of zeros is no key: the sum is NaN.
         is_right &= (is_key := jnp.any(noise.key != 0))
         std = jnp.where(is_key, noise.std, jnp.nan)
         noise = dataclasses.replace(noise, std=std, step=jnp.asarray(noise.step, jnp.uint32))
-    row_at = None  # one microbatch a device needs no exchange: rows have their places already
+    row_at = None  # None: rows stay where they are
     num_devices = mesh.size if mesh else 1
     if noise is not None and num_rows > (0 if draw_places else size * num_devices):
         shared = mask, size, num_devices
@@ -286,8 +286,8 @@ def _as_floats(
 ) -> PyTree:
     """A noised sum as floats, with the shapes and dtypes of `like`; NaN unless `is_right`.
 
-    The branch puts its result in memory. So XLA does not fuse later operations into this rounding,
-    which would then depend on them, and compiles an optimizer once for all leaves of a shape.
+    `cond` writes its result to memory. So no later operation is fused into this rounding and
+    changes its bits, and an optimizer is compiled once for all leaves of a shape.
     """
 
     def to_floats(total: grid.Total) -> PyTree:
@@ -377,7 +377,7 @@ def _sum_microbatches(
     mask: Bool[Array, " rows"],
     noise: GaussianNoise | None,
 ) -> tuple[PyTree, Array]:
-    """Sums microbatches up to the last real row; returns one number for each padded row, too.
+    """Sums microbatches up to the last real row; returns one number for each row, padding included.
 
     With noise the sum is a `Total` of integers, `[entries]`. Its low part is carried over to its
     high part after every `most_rows` rows, before it could overflow.
@@ -476,7 +476,8 @@ def _summand(
     terms, number = value if bound is None else bound.bounded_grad(params, value)
     terms = jax.tree.map(pytree.at_least_float32, terms)
     if spacing is not None and bound is not None:
-        # An entry beyond 2 S, or NaN, becomes 2 S, which fits an integer and is dropped below.
+        # An entry beyond 2 S, or NaN, becomes 2 S: that fits an integer, and `_measured` drops the
+        # example.
         beyond = 2 * bound.sensitivity
         if not bound.is_proved:
             terms = jax.tree.map(lambda x: jnp.where(jnp.abs(x) <= beyond, x, beyond), terms)

@@ -73,8 +73,8 @@ def rows_per_sum(
         raise InputError(f"noise cannot hide a sum that is not bounded (sensitivity {sensitivity})")
     check_std(noise_std)
     if scalars.is_known(sensitivity, noise_std):
-        # The largest entry, with more room than below, so that a traced program finds no fewer
-        # rows: 2.2e-5 and 3 here, 2e-5 and 2 there.
+        # The largest entry of a row. The margins (2.2e-5 and 3) exceed those of the traced case
+        # below (2e-5 and 2), which so never allows fewer rows than this.
         most = math.ceil(sensitivity * (1 + 2.2e-5) / spacing_of(noise_std)) + 3
         if most > MOST_OF_ROW or most * batch_size > MOST_OF_ALL:
             raise InputError(
@@ -115,7 +115,8 @@ def add_share(noise: GaussianNoise, total: Total, device: Array | int, num_devic
     """
     num_entries = total.low.size
     draws = noise.draws_of_device(num_entries, device, num_devices)
-    # Each device has a slice of the noise, but the sum of all entries: zeros elsewhere.
+    # A device draws a slice of the noise, but its sum has all entries: outside of the slice it adds
+    # zeros.
     if num_devices > 1:
         zeros = jnp.zeros(num_devices * len(draws), jnp.int32)
         draws = jax.lax.dynamic_update_slice_in_dim(zeros, draws, device * len(draws), 0)

@@ -35,7 +35,8 @@ from bam.core.strategy import INDEPENDENT, norm, numbers
 from bam.core.tracing import check_keys
 from bam.errors import InputError
 
-# With less, ε is in the thousands after a single step at q = 1. Integers overflow from about 0.002.
+# With less, ε is in the thousands after a single step at q = 1. Integers overflow below about
+# 0.002.
 LEAST_NOISE_MULTIPLIER = 0.01
 MOST_ROUNDING = 0.5  # largest part of correlated noise's deviation that covers its rounding
 
@@ -137,8 +138,8 @@ def rounding_share(noise_multiplier: Number, strategy: Sequence[float], num_entr
 
     InputError if it is more than half; a traced σ is not checked.
     """
-    # In grid steps, the noise has deviation 2^20. It must be σ / ‖c‖ times all that moves: ‖c‖ S
-    # and the rounding.
+    # In grid steps, the noise has deviation 2^20. It must be σ/‖c‖ times the whole sensitivity of C
+    # x: ‖c‖ S plus the rounding.
     rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
     share = _float32(noise_multiplier) * np.float32(rounded / gaussian.NOISE_STD)
     if scalars.is_known(noise_multiplier) and share > MOST_ROUNDING:

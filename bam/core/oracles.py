@@ -163,12 +163,12 @@ def bam_sam(
 ) -> Oracle:
     r"""BAM by the SAM approximation: the gradient after an ascent step along the example's own.
 
-    $(1-\alpha)\, g_i + \alpha\, \nabla L(\theta + r\, g_i / \|g_i\|_2; x_i, y_i)$ with
-    $g_i = \nabla L(\theta; x_i, y_i)$. If the gradient is zero there is no ascent, and the result
-    stays finite. With α = 1 this is Eq. 14 of Knolle et al. 2023 (arXiv 2308.12018), which
-    approximates `bam_exact` with λ = r up to O(r²). Other α give the mixing of Zhao et al. 2022,
-    which penalises with λ = α·r. It costs two gradients, or three with α < 1 and a cheaper
-    direction.
+    $(1-\alpha)\, g_i + \alpha\, \nabla L(\theta + r\, g_i / \|g_i\|_2; x_i, y_i)$ with $g_i =
+    \nabla L(\theta; x_i, y_i)$. If the gradient is zero there is no ascent, and the result stays
+    finite. With α = 1 this is Eq. 14 of Knolle et al. 2023 (arXiv 2308.12018), which approximates
+    `bam_exact` with λ = r up to O(r²). Other α give the mixing of Zhao et al. 2022, which penalises
+    with λ = α·r. It costs two gradients. With a direction of a cheaper part, α < 1 needs a third,
+    the whole g_i.
 
     A cheaper direction is as private, because it still comes from the example alone: its first k
     views (`ascent_views`), or chosen parameters (`ascent_mask`), whose shift leaves the other

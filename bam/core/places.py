@@ -54,7 +54,7 @@ def _in_few_turns(
 ) -> Int[Array, " places"]:
     """Moves real rows into the first microbatches, each at its place within a microbatch.
 
-    The number of microbatches with real rows is then that of the place with the most of them.
+    The number of microbatches with real rows is then that of real rows at the fullest place.
     """
     seats = seats.reshape(-1, group_size)
     is_real = mask.at[seats].get(mode="fill", fill_value=False)

@@ -85,12 +85,12 @@ def privatize(
       `[...]`, float32 or wider. Chain any optimizer after it.
 
     Raises:
-      InputError: if `clip` is not bounded, a number is out of range, or the key is invalid or
-        was given to a transform before; in `init`, if it began for parameters of other shapes
+      InputError: if `clip` is not bounded, a number is out of range, or the key is invalid or was
+        given to a transform before; in `init`, if the transform was initialised for other shapes
         before; in `update`, without `mask`, or if `params` is given and a gradient has no leading
         example axis.
       TypeError: in `update`, if a gradient is not of real floating-point numbers.
-      RuntimeError: in `init` under `jit` or `vmap`, and in a fork of this process.
+      RuntimeError: in `init` under `jit` or `vmap`, unless the key is an argument, and in a fork.
 
     Examples:
       >>> import jax, jax.numpy as jnp, optax
@@ -187,7 +187,7 @@ def _private_gradient(
 def check_not_accumulated() -> None:
     """InputError if `optax.MultiSteps` makes a transform's state, because it would add up batches.
 
-    It passes nothing on that shows it, so its frame is searched for among the callers.
+    `MultiSteps` leaves no trace in what it passes on, so its frame is looked for among the callers.
     """
     # `MultiSteps` calls `init` with nothing but parameters.
     frame: types.FrameType | None = sys._getframe()

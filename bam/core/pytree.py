@@ -48,7 +48,7 @@ def l2_norm(tree: Grads) -> Float[Array, ""]:
 
 
 def _sum(*arrays: Float[Array, "..."]) -> Float[Array, ""]:
-    """Sum of all entries: up to eight parts are added to one until few entries are left.
+    """Sum of all entries: up to eight equal parts are added, again and again, until few are left.
 
     Summation by a tree bounds the rounding for any length. Adding whole arrays is twice as fast on
     CPU, because it reads memory in order. On a TPU, one row of all entries would first be copied
@@ -62,8 +62,8 @@ def _sum_of_rows(*arrays: Array) -> Array:
 
 
 def _sum_in_a_row(x: Array) -> Array:
-    # At most 16 long rows (a gradient that is an outer product) are added first, so that XLA
-    # computes them inside the sum.
+    # A matrix of at most 16 rows (such as an outer product) is summed over its rows first: XLA then
+    # computes it inside the sum.
     x = jnp.sum(x, axis=0) if x.ndim == 2 and x.shape[0] <= 16 else x.ravel()
     while x.size > 16 * 16:
         x = _add_parts(x, 8)
@@ -164,7 +164,7 @@ def read_from_memory(
 
     def iterate(count: Array | int, carry: PyTree) -> PyTree:
         # The values depend on the count, or XLA would move `read` before the loop. The dependence
-        # is a factor 1, because LLVM would make two loops of a choice.
+        # is a factor of 1 and not a `where`, which LLVM would split into two loops.
         return read(jax.tree.map(lambda x: x * jnp.asarray(1 - count, x.dtype), values), carry)
 
     after: PyTree = jax.named_scope("from_memory")(jax.lax.fori_loop)(

@@ -48,8 +48,8 @@ class PaddedBatch(NamedTuple):
     def take(self, data: PyTree) -> PyTree:
         """The batch's rows of arrays `[N, ...]`, as JAX arrays; zeros where there is no example.
 
-        A row number beyond the data is an IndexError; in JAX arrays it gives NaN or an integer's
-        limit.
+        A row number beyond the data is an IndexError if `indices` are on the host. If they are a
+        JAX array, the row is NaN or an integer's limit.
         """
 
         def rows(x: Array) -> Array:

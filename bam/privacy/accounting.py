@@ -27,7 +27,7 @@ LARGEST_NUM_STEPS = 10**7  # no training has more, and rounding errors grow with
 # Below, σ protects nobody and ε is infinite; above, nothing is learnt. Powers of both would leave
 # the range of floats.
 SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e6
-LARGEST_PLD_EPSILON = 1000  # by RDP; PLD's tables are as long as ε, and larger ones fill the memory
+LARGEST_PLD_EPSILON = 1000  # largest ε by RDP for which PLD is tried: its tables grow with ε
 LEAST_PLD_NOISE = 0.1  # for smaller σ, PLD's tables grow too long, and nobody is protected
 # Rényi orders for searches. Integers have a closed form.
 FEW_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)

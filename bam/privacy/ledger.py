@@ -97,7 +97,8 @@ class Ledger:
                 f"{path} {what}, so the spent epsilon is unknown: restore the file, or choose "
                 "another folder"
             )
-        # The last `begin` may have counted one step and then raised, as for another process's byte.
+        # The file may have one byte too many: `begin` writes it and then raises if another process
+        # wrote, too.
         self.begun = min(written, plan.num_steps)
         if processes.writes():
             self._file = path.open("ab", buffering=0)

@@ -52,7 +52,7 @@ class OwnEvent(DpEvent):
         return None
 
     def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
-        """The smallest σ, by search, whose ε is at most the target; the rest is as in the event."""
+        """The smallest σ, by search, whose ε is at most the target, with the event's q and T."""
         raise NotImplementedError
 
 

@@ -260,7 +260,7 @@ class PrivacyPlan:
 
     @functools.cached_property
     def capacity(self) -> int:
-        """Rows of a padded batch, which any draw of the run exceeds with probability `overflow`."""
+        """Rows of a padded batch; some draw exceeds them with a probability up to `overflow`."""
         # A union bound: each step may overflow with its share of the probability.
         return self.mechanism.capacity(self.overflow / self.num_steps)
 

@@ -216,7 +216,7 @@ class PrivateTraining:
         self._words = self._run.key("whose batch")[:2].copy()
         self._first = self._used = self._run.step
         self._initialised = self._transformed = False
-        # Warns if another transform has the same key, as of one seed.
+        # Warns if another transform has the same key, as from the same seed.
         self._claim: object = seeds.register_key(self._run.key("noise").copy())
         if path is not None and not self._run.is_resumed:
             self._run.save(None)
@@ -333,9 +333,9 @@ class PrivateTraining:
           InputError: with users, or with `trainable`, if the oracle has no `with_loss`. In
             `update`, for a batch that was used before, that belongs to another training, that is
             not the state's next one, or that was changed (more rows, rows of another shape, another
-            mask); under `jit` the gradient is NaN instead, except for wrong shapes. Under `vmap` of
-            anything that the gradient depends on, in `shard_map` and in `pmap`. After `close`,
-            which a program that you compiled before cannot notice.
+            mask); under `jit` the gradient is NaN instead, except for wrong shapes. Also under
+            `vmap` of anything that the gradient depends on, in `shard_map` and `pmap`, and after
+            `close`, which a program that you compiled before cannot notice.
         """
         if oracle.with_loss is None and (self.plan.group_size or self._trainable):
             raise InputError(

@@ -101,8 +101,8 @@ class Selection:
         total = math.log(1 / gamma) if shape == 0 else math.expm1(-shape * math.log(gamma)) / shape
         k, probability = 1, (1 - gamma) / total
         left = int(uniform * UNIT)
-        # Far in the tail, the rest is only the rounding of the probabilities. For a large shape the
-        # first probabilities are tiny and rise, hence the mean.
+        # Below 1e-30 only the rounding of the probabilities is left, and the search ends. But not
+        # before the mean: for a large shape the first probabilities are tiny, too.
         while left >= (share := int(probability * UNIT)) and (
             k < self.trials_mean or probability > 1e-30
         ):

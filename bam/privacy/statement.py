@@ -92,8 +92,8 @@ def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | N
     """The power of the best test against `num_steps` steps of this training: α -> power.
 
     It is computed from the composed privacy loss, and never above `most_power`. None if no
-    Poisson-sampled Gaussians are known to dominate the steps, for the trial of a search, and for
-    σ below 0.1.
+    Poisson-sampled Gaussians are known to dominate the steps, for the trial of a search, and if the
+    noise multiplier of these Gaussians is below 0.1.
     """
     event = plan.dp_event_after(num_steps)
     if event is None or event.noise_multiplier < accounting.LEAST_PLD_NOISE:
@@ -305,8 +305,8 @@ def shares_of(record: JsonMapping) -> list[Share]:
     # From the last process to the first: each took the steps up to where the next one began.
     for process in reversed(recorded):
         first = process["first_step"]
-        # Without a seed, a process that began after the last begun step took none. With one, it
-        # may have repeated earlier steps.
+        # Without a seed, a process that began after the last begun step took none. With one, a
+        # later process repeated its steps; only the last process can have taken none.
         none_taken = first > last and (record["seed"] is None or not shares)
         if not none_taken:
             after = shares[0] if shares else None
