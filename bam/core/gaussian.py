@@ -193,7 +193,7 @@ def choose_slots(word: UInt32[Array, "*n"], more: UInt32[Array, "*n"]) -> Choice
 def look_up(
     table: "AliasTable", choice: Choice, rest: tuple[UInt32[Array, "*n"], ...]
 ) -> Int32[Array, "*n"]:
-    """The slot if the number is below its threshold, otherwise its alias.
+    """The draw: the slot if the number is below its threshold, otherwise its alias, less 2^14.
 
     `rest` are two more words of the number, which decide ties; () if there is none.
     """

@@ -10,8 +10,9 @@ Noise that is correlated over b steps is kept in memory alone, as the key is. So
 its noise starts anew, and the parts of the data are drawn anew. An example can then be drawn twice
 within b steps: once under the old noise, once under the new. The old noise hides the first draw and
 the new noise the second, and each is charged to its own period (b steps in which an example is
-drawn at most once). So the old period must count as finished: its missing steps count as begun,
-unless the run has taken its last step and draws nothing anew.
+drawn at most once). So the old period must count as finished (and so must an epoch of random
+allocation, which is drawn anew): its missing steps count as begun, unless the run has taken its
+last step and draws nothing anew.
 
 With a seed, a repeated step repeats its batch and its noise, so nothing more is released, and the
 ledger is the number of steps taken. The same holds in memory (no workdir), where nothing resumes.

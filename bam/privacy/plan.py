@@ -64,7 +64,10 @@ class Population:
         _read_numbers(self)
 
     def numbered(self, groups: np.ndarray | Sequence[object] | None) -> Int64[np.ndarray, " rows"]:
-        """The user of each row, as a number in the order of ids; InputError unless N users."""
+        """The user of each row, numbered in the order of ids.
+
+        InputError unless there are N users, or from 1 to N if N was given.
+        """
         if groups is None or not self.group_size:
             raise InputError(
                 "groups (the user of each row) and group_size (the most rows of one user) belong "
@@ -235,7 +238,8 @@ class PrivacyPlan:
     def mu(self) -> float | None:
         """μ of Gaussian DP, an upper bound, see `pld.mu`.
 
-        None if no Poisson steps are known to dominate, if σ is below 0.1, or without privacy.
+        None if no Poisson-sampled Gaussians are known to dominate, if their noise multiplier is
+        below 0.1, or without privacy.
         """
         event = self.dp_event if self.private else None
         if event is None or event.noise_multiplier < accounting.LEAST_PLD_NOISE:

@@ -47,8 +47,8 @@ class TrainState(NamedTuple):
       augment_key: the key of all random views; (step, example) are folded into it.
       num_nonfinite: number of per-example gradients dropped so far because they were not finite.
         NOT PRIVATE.
-      frozen: the weights that are not trained; an empty tree if all are trained (see
-      `finetune.py`).
+      frozen: the weights that are not trained, see `finetune.py`; an empty tree if all are
+        trained.
     """
 
     step: Int[Array, ""]
