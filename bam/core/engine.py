@@ -184,14 +184,8 @@ def _plain_sum(
     batch_size, size, mask = _checked(batch, mask, microbatch_size, mesh)
 
     def microbatch_grad(params: Params, microbatch: PyTree) -> tuple[Grads, Float[Array, ""]]:
-        def total_loss(params: Params) -> Float[Array, ""]:
-            examples, mask = microbatch
-            # A real row replaces each masked one, whose loss could have a NaN gradient.
-            index = jnp.where(mask, jnp.arange(size), jnp.argmax(mask))
-            examples = jax.tree.map(lambda x: x[index], examples)
-            return jnp.sum(jnp.where(mask, pytree.map_rows(loss_fn, size)(params, examples), 0))
-
-        return jax.grad(total_loss)(params), jnp.zeros(())
+        total_loss = functools.partial(pytree.sum_of_real, loss_fn)
+        return jax.grad(total_loss)(params, *microbatch), jnp.zeros(())
 
     microbatches: PyTree = jax.tree.map(
         lambda x: x.reshape(x.shape[0] // size, size, *x.shape[1:]),

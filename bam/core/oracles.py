@@ -96,11 +96,8 @@ def mean_loss(loss_fn: LossFn) -> LossFn:
 
     def loss(params: Params, user: User) -> Float[Array, ""]:
         rows, is_real = user
-        # A real row replaces each padded one, whose loss could have a NaN gradient.
-        index = jnp.where(is_real, jnp.arange(len(is_real)), jnp.argmax(is_real))
-        rows = jax.tree.map(lambda x: x[index], rows)
-        losses = pytree.map_rows(loss_fn, len(is_real))(params, rows)
-        return jnp.sum(jnp.where(is_real, losses, 0)) / jnp.maximum(1, jnp.sum(is_real))
+        total = pytree.sum_of_real(loss_fn, params, rows, is_real)
+        return total / jnp.maximum(1, jnp.sum(is_real))
 
     return loss
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int32, PyTree
+from jaxtyping import Array, Bool, Float, Int32, PyTree
 
 from bam.errors import InputError
 
@@ -146,6 +146,20 @@ def map_rows(row_fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTr
         return jax.tree.map(lambda y: y[None], row_fn(params, *jax.tree.map(lambda x: x[0], rows)))
 
     return map_the_only_row
+
+
+def sum_of_real(
+    loss_fn: Callable[..., Float[Array, ""]],
+    params: Params,
+    rows: PyTree,
+    is_real: Bool[Array, " rows"],
+) -> Float[Array, ""]:
+    """The sum of `loss_fn(params, row)` over the rows whose flag is True."""
+    # A real row replaces each padded one, whose loss could have a NaN gradient.
+    index = jnp.where(is_real, jnp.arange(len(is_real)), jnp.argmax(is_real))
+    rows = jax.tree.map(lambda x: x[index], rows)
+    losses = map_rows(loss_fn, len(is_real))(params, rows)
+    return jnp.sum(jnp.where(is_real, losses, 0))
 
 
 def read_from_memory(
