@@ -3,7 +3,6 @@
 python -m examples.own_images.walk [--out=docs/results/own_images]
 """
 
-import json
 import shlex
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from absl import flags
 
 from bam import files
 from bam.cli import console
+from bam.training.rundir import read_rows
 from examples.own_images import generate
 
 _OUT = flags.DEFINE_string("out", "", "folder for the commands' output and the contact sheet")
@@ -69,9 +69,8 @@ def main() -> None:
             if _OUT.value:
                 _keep(Path(_OUT.value) / f"{name}.md", process.stdout)
         if _OUT.value and (folder / "pixels").exists():  # for the picture of a training
-            rows = (folder / "pixels/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-            plan = files.read_json(folder / "pixels/plan.json")
-            record = {"plan": plan, "metrics": [json.loads(row) for row in rows]}
+            plan, rows = files.read_json(folder / "pixels/plan.json"), read_rows(folder / "pixels")
+            record = {"plan": plan, "metrics": rows}
             files.write_json(Path(_OUT.value) / "training.json", record)
         if (file := folder / "release" / "PRIVACY.md").exists():
             statement, _, _ = file.read_text(encoding="utf-8").partition("\n## ")
