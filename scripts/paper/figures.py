@@ -22,6 +22,7 @@ from bam.files import JsonObject
 from bam.sweep import plot, runs
 from bam.training import diagnostics, loop, methods
 from scripts.lib import many_runs
+from scripts.paper.pictures import ASCENT, BIAS, STAGES
 
 _FIGURE = flags.DEFINE_enum("figure", None, ["2", "4", "5", "6"], "the paper's number")
 _OUT = flags.DEFINE_string("out", "docs/figures", "folder for the pictures and the numbers")
@@ -33,14 +34,6 @@ _METHODS = flags.DEFINE_list(
 console.require("figure", "workdir")
 
 SMALLEST, LARGEST = 64, 4096  # batch sizes of figures 5 and 6; all use LARGEST examples
-STAGES = {"start": "before the first step", "end": "after the last step"}
-# Drawn together, because ‖bias‖ alone does not show its causes.
-BIAS = {
-    "bias_norm": "clipping bias ‖ĝ_clip − ĝ‖",
-    "gradient_norm": "gradient ‖ĝ‖",
-    "relative_bias": "relative bias ‖ĝ_clip − ĝ‖ / ‖ĝ‖",
-    "cosine": "direction kept, cos(ĝ_clip, ĝ)",
-}
 # Positions `[n]` and a value for each seed `[seeds, n]`.
 Points = tuple[Sequence[float], np.ndarray]
 
@@ -142,11 +135,8 @@ def bias_over_training(series: Sequence[Series], path: Path) -> None:
 def ascent_over_training(series: Sequence[Series], path: Path) -> None:
     """Figure 4: cosine of the ascent directions with the batch gradient."""
     picture = Picture(series)
-    for quantity, heading, method in (
-        ("cosine_previous", "DP-SAT:\ncos(previous private gradient, ĝ)", "dp_sat"),
-        ("cosine_examples", "BAM:\nmean of cos(g_i, ĝ)", "bam"),
-        ("cosine_others", "BAM: the same,\nwithout g_i's own share of ĝ", "bam"),
-    ):
+    for quantity, heading in ASCENT.items():
+        method = "dp_sat" if quantity == "cosine_previous" else "bam"
         points = {}
         for s in series:
             if s.method["name"].startswith(method):  # before the first step DP-SAT has no direction

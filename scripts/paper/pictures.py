@@ -198,6 +198,7 @@ def _name_rows(axis: Any, rows: Mapping[str, Any]) -> None:
 
 
 # The panels of a picture: a quantity of its CSV file -> the heading.
+# Drawn together, because ‖bias‖ alone does not show its causes.
 BIAS = {
     "bias_norm": "clipping bias ‖ĝ_clip − ĝ‖",
     "gradient_norm": "gradient ‖ĝ‖",
@@ -307,8 +308,8 @@ def bias_accuracy(path: Path) -> None:
     cosines["against_plain/cosine"] = "cos(ĝ_clip, ∇L),\nof the loss at θ"
     figure, axes = plt.subplots(2, 2, figsize=(6.2, 6.6), layout="constrained", sharey="row")
     dots: dict[str, Any] = {}
-    for of_row, (y_label, (subject, base, shared)) in zip(axes, compared.items(), strict=True):
-        for axis, (quantity, heading) in zip(of_row, cosines.items(), strict=True):
+    for row_axes, (y_label, (subject, base, shared)) in zip(axes, compared.items(), strict=True):
+        for axis, (quantity, heading) in zip(row_axes, cosines.items(), strict=True):
             for method in ("bam_exact", "bam_sam", "dp_sat", "dp_sgd"):
                 points = _less([run for run in subject if run["method"] == method], base, shared)
                 color = plot.style_of(method)["color"]
@@ -321,7 +322,7 @@ def bias_accuracy(path: Path) -> None:
             axis.axvline(0, color=GREY, linewidth=0.8, zorder=0)
             axis.set_title(heading, fontsize=10)
             axis.set_xlabel("difference in the direction kept")
-        of_row[0].set_ylabel(y_label)
+        row_axes[0].set_ylabel(y_label)
     plot.legend_below(figure, dots)
     figure.suptitle("Is less directional bias more accuracy? One dot a run", fontsize=11)
     plot.save(figure, path)
