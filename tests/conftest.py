@@ -41,7 +41,7 @@ gc.set_threshold(100_000, 50, 100)  # traces make millions of objects that live:
 THOROUGH = (
     *("augment", "backbones", "compiler", "configs", "diagnostics"),
     *("every_hand", "examples", "features", "hardware", "install", "judging", "kit"),
-    *("normalisation", "page", "pixels", "pretrained", "prior"),
+    *("normalisation", "pixels", "pretrained", "prior", "report"),
     *("private_search", "processes", "properties", "random_allocation"),
     *("scripts", "stream", "sweep", "symmetries", "timing", "tuning"),
     *("untidy", "untrusted", "waits"),

@@ -8,6 +8,7 @@ import pytest
 
 import bam
 from bam.cli import options
+from tests.conftest import THOROUGH
 
 ROOT = Path(__file__).parents[1]
 # A folder imports those before it, and itself. Nothing imports the last two.
@@ -149,3 +150,8 @@ def test_type_checkers_see_what_bam_exports():
     }
     exported = {(f"bam.{module}", x) for module, names in bam._EXPORTED.items() for x in names}
     assert of_stub == exported | {("bam", "privacy")}
+
+
+def test_the_files_that_make_test_leaves_out_exist():
+    """A renamed file would otherwise run with every change again."""
+    assert [name for name in THOROUGH if not (ROOT / f"tests/test_{name}.py").exists()] == []

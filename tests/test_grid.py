@@ -195,6 +195,19 @@ def test_devices_shares_are_the_noise_of_one_device(num_entries):
         np.testing.assert_array_equal(np.concatenate(shares)[:num_entries], whole)
 
 
+@pytest.mark.parametrize("most_blocks", [1, 20, 47])
+def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch, most_blocks):
+    """A GPU makes more of them at once than a CPU. The last group need not be full."""
+    tiles = jnp.arange(13, dtype=jnp.uint32)
+    draw = gaussian.gaussian.__wrapped__  # not compiled before
+    expected, groups, original = draw(KEY, STEP, tiles, 10), [], jax.lax.map
+    assert len(np.unique(expected)) > 2000
+    monkeypatch.setattr(gaussian, "MOST_BLOCKS", most_blocks)
+    monkeypatch.setattr(jax.lax, "map", lambda f, x: groups.append(x.shape) or original(f, x))
+    np.testing.assert_array_equal(draw(KEY, STEP, tiles, 10), expected)
+    assert groups[-1] == {1: (13, 1), 20: (7, 2), 47: (4, 4)}[most_blocks]
+
+
 def by_integers(words, table):
     """A draw by its definition: slot, then 96 bits against the slot's threshold."""
     slot, number = int(words[0]) >> 17, (int(words[0]) % 2**17 << 15) + int(words[1])

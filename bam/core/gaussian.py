@@ -33,6 +33,9 @@ COARSE_STD = (((NOISE_STD**2 + decimal.Decimal(1) / 12) - FINE_STD**2) / COARSE*
 SLOT_BITS, TABLE_BITS = 15, 111  # bits that choose an entry of a table; all bits of a look-up
 PLANES, TIE_PLANES = 3, 4  # 32-bit words of a draw; further words if these leave it undecided
 MOST_BLOCKS = 2**12  # blocks of 16 words computed at once: they fit a processor's cache
+# A GPU waits for its host in every round of a loop, so few large groups are fastest there. A group
+# takes some 200 MB.
+MOST_BLOCKS_OF_GPU = 2**18
 
 # Between these, neither the noise nor its spacing overflows or underflows 32-bit floats.
 LEAST_STD, MOST_STD = 1e-30, 1e30
@@ -173,9 +176,19 @@ def gaussian(
         draws = jax.lax.cond(tied, lambda: draw(True), lambda: draw(False))
         return draws.swapaxes(0, 1).ravel()
 
+    def draw_groups(
+        tiles: UInt32[Array, " tiles"], most_blocks: int = MOST_BLOCKS
+    ) -> Int32[Array, " draws"]:
+        num_groups = -(-len(tiles) // max(1, most_blocks // num_blocks))
+        # The last tile fills the last group; its further draws are dropped.
+        padded = jnp.pad(tiles, (0, -len(tiles) % num_groups), mode="edge")
+        draws = jax.lax.map(draw_tiles, padded.reshape(num_groups, -1)).ravel()
+        return draws[: 16 * num_blocks * len(tiles)]
+
     if len(tiles) * num_blocks <= MOST_BLOCKS:
         return draw_tiles(tiles)
-    return jax.lax.map(draw_tiles, tiles[:, None]).ravel()
+    on_gpu = functools.partial(draw_groups, most_blocks=MOST_BLOCKS_OF_GPU)
+    return jax.lax.platform_dependent(tiles, cuda=on_gpu, rocm=on_gpu, default=draw_groups)
 
 
 class Choice(NamedTuple):

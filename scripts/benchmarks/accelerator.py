@@ -34,7 +34,7 @@ console.require("device", "workdir")
 
 TESTS = (
     "chacha", "exact_sums", "engine", "grid", "oracles", "position", "properties",
-    "sampling", "transforms", "devices", "audit",
+    "sampling", "transforms", "devices", "audit", "strategy", "users", "private_training",
 )  # fmt: skip
 # Peer of scripts.benchmarks.peers -> the module that it needs.
 OTHERS = dict.fromkeys(("ours_nonprivate", "ours_dp_sgd", "ours_bam_sam", "jax_vmap"), "bam")
@@ -55,7 +55,8 @@ def pieces() -> Iterator[Piece]:
     """All pieces, in order."""
     out, device = _OUT.value, _DEVICE.value
     together = ["-n", str(min(8, os.cpu_count() or 1))] if find_spec("xdist") else []
-    yield Piece("tests", ["-m", "pytest", "-q", *together, *(f"tests/test_{x}.py" for x in TESTS)])
+    tests = [*together, "-m", "not slow", *(f"tests/test_{x}.py" for x in TESTS)]
+    yield Piece("tests", ["-m", "pytest", "-q", *tests])
     timed = ",".join(name for name, module in OTHERS.items() if find_spec(module))
     for name, flag, more in (
         ("step", f"{out}/step_{device}.json", ["--batch=512", "--precision=bfloat16"]),
@@ -82,8 +83,8 @@ def run(piece: Piece, seconds: float) -> dict[str, object]:
         command.append(f"--max_seconds={max(1.0, seconds - LEAST_SECONDS)}")
     log = workdir / f"{piece.name}.log"
     with log.open("wb") as output:
-        # Tests in several processes share a GPU.
-        environ = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        # Tests in several processes share a GPU, and run what its compiler makes for users.
+        environ = {"XLA_FLAGS": ""} | os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environ)
         try:
             code = process.wait(seconds)

@@ -96,6 +96,7 @@ def page_tables(folder: Path) -> dict[str, str]:
     """Marker on the page -> table."""
     names = ("step", "peers", "peers_512", "depth")
     step, *peers, depth = (files.read_json(folder / f"{name}_cpu.json") for name in names)
+    step_h100, depth_h100 = (files.read_json(folder / f"{x}_h100.json") for x in ("step", "depth"))
     beside = [_with_best_of_opacus(x["observations"]) for x in peers]
     observed = beside[0] | step["observations_ms"]
     observed["rate"] = [step["flops_per_example"] / ms / 1e6 for ms in observed["dp_sgd_ms"]]
@@ -114,13 +115,8 @@ def page_tables(folder: Path) -> dict[str, str]:
             ("ratio", "measured", "quartiles"),
             [[label, *_ratio(observed, *keys)] for label, keys in RATIOS.items()],
         ),
-        "steps": _table(
-            ("step", "ms per example", "quartiles"),
-            [
-                [label.format(**step), *_median(step["observations_ms"][key], ".1f")]
-                for key, label in STEPS.items()
-            ],
-        ),
+        "steps": _steps(step, ".1f"),
+        "steps_h100": _steps(step_h100, ".3f"),
         "peers": _table(
             ("step", "ms per example", "quartiles", "clipped sum, relative error"),
             [
@@ -130,6 +126,7 @@ def page_tables(folder: Path) -> dict[str, str]:
             ],
         ),
         "depth": _depth(depth["rows"]),
+        "depth_h100": _depth(depth_h100["rows"]),
         **cold_tables(folder / "cold.json"),
     }
 
@@ -206,6 +203,14 @@ def _median(values: list[float], form: str) -> list[str]:
     """The median and, if there are several values, the quartiles."""
     median, low, high, _ = timing.summarize(values, 0.0)
     return [f"{median:{form}}", f"{low:{form}} to {high:{form}}" if len(values) > 1 else "–"]
+
+
+def _steps(step: JsonMapping, digits: str) -> str:
+    rows = [
+        [label.format(**step), *_median(step["observations_ms"][key], digits)]
+        for key, label in STEPS.items()
+    ]
+    return _table(("step", "ms per example", "quartiles"), rows)
 
 
 def _depth(rows: Sequence[JsonMapping]) -> str:
