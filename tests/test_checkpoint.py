@@ -453,10 +453,10 @@ def secrets_in(folder, door, seed, monkeypatch):
     def note(private, tree):
         is_noise = lambda x: isinstance(x, CorrelatedNoiseState)  # noqa: E731
         (noise,) = filter(is_noise, jax.tree.leaves(tree, is_leaf=is_noise))
-        secrets.update({stream: private.key(stream).tobytes() for stream in seeds.STREAMS})
+        secrets.update({stream: private.key(stream).tobytes() for stream in seeds.KEY_LABELS})
         secrets["the noise's past"] = np.asarray(noise.past).tobytes()
         assert np.asarray(noise.past).any() and np.asarray(noise.key).tobytes() == secrets["noise"]
-        secrets["the whole stream"] = private._stream.to_bytes(32)[-8:]
+        secrets["the whole stream"] = private._root_seed.to_bytes(32)[-8:]
         save(private, tree)
 
     with monkeypatch.context() as patch:

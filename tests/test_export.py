@@ -753,11 +753,11 @@ def test_a_loop_of_ones_own_names_the_commit_of_its_steps_and_whose_gradient_it_
     assert row_of(text, "steps begun").endswith("| 2 |")
     assert row_of(text, "commit of bam's code") == f"| commit of bam's code | {COMMIT} | |"
     doors = {
-        door: statement.render({"door": door, "unit": "user"}, "gradient")
+        door: statement.render({"trained_by": door, "unit": "user"}, "gradient")
         for door in ("own loop", "bam train")
     }
     assert f"| {doors['own loop']} is |" in text and doors["bam train"] not in text
-    assert facts_of()["door"] == "bam train" and "mean" in doors["own loop"]
+    assert facts_of()["trained_by"] == "bam train" and "mean" in doors["own loop"]
 
 
 COMMIT = provenance.git_commit()

@@ -191,7 +191,7 @@ def test_whole_runs_that_stop_in_an_epoch_begin_a_new_one(monkeypatch):
     assert np.all(after[:4].sum(axis=0) == 1)
 
     # In the middle of an epoch of another seed.
-    going_on = lambda self, step: self.plan.batch(self._stream, step)  # noqa: E731
+    going_on = lambda self, step: self.plan.batch(self._root_seed, step)  # noqa: E731
     monkeypatch.setattr(PrivateRun, "batch", going_on)
     found = whole_run.p_values(built, [whole_run.record(built, None, cut=30)])
     assert checks.failures(found) == ["one batch of an epoch"]

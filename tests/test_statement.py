@@ -243,7 +243,7 @@ QUIET = {
     "features": "none", "features_words": "",
     "features_weights_known": False, "frozen": False, "searched": False, "unit": "example",
     "bound": "in words", "num_examples_given": False, "q_is": "l/N", "is_folder": True,
-    "door": "bam train",
+    "trained_by": "bam train",
     "clip_words": clipping.CLIPS["l2"].words,
     "noise_is": "independent", "printed_by_bam": True, "num_codes": "one", "taken_by": "",
 }  # fmt: skip
@@ -338,7 +338,7 @@ def test_a_loop_of_ones_own_says_whose_oracle_and_clip_and_gradient_it_is():
         " the oracle's gradient of each example is ",
         " code by others than bam that the guarantee rests on ",
     ]
-    mean = statement.render({"door": "own loop", "unit": "user"}, "gradient")
+    mean = statement.render({"trained_by": "own loop", "unit": "user"}, "gradient")
     assert mean == "the oracle's gradient of each user's mean loss"
 
 

@@ -18,7 +18,7 @@ from scipy import stats
 import bam
 from bam import models
 from bam.core import oracles, sampling
-from bam.core.seeds import JAX_STREAMS, STREAMS, host_key, seeded_key
+from bam.core.seeds import JAX_LABELS, KEY_LABELS, host_key, seeded_key
 from bam.privacy.plan import BudgetExhaustedError
 from bam.training import config as base
 from bam.training import keys, loading, loop, parts, rundir, trainer
@@ -185,18 +185,20 @@ def test_random_views_change_with_the_step_and_the_seed_alone(experiment):
 
 def test_every_bit_of_a_seed_counts_and_streams_differ():
     seeds = (0, 1, 2**32, 2**40, 2**127, 2**255)
-    keys = {host_key(seed, label).tobytes() for seed in seeds for label in STREAMS}
-    assert len(keys) == len(seeds) * len(STREAMS)
-    assert all(host_key(0, label).shape == (2,) for label in JAX_STREAMS)
+    keys = {host_key(seed, label).tobytes() for seed in seeds for label in KEY_LABELS}
+    assert len(keys) == len(seeds) * len(KEY_LABELS)
+    assert all(host_key(0, label).shape == (2,) for label in JAX_LABELS)
 
 
 def test_the_table_of_streams_is_whole():
     page = Path("docs/privacy.md").read_text()
-    assert list(STREAMS) == re.findall(r"^\| `([^`]+)` \| .* \| (?:ChaCha20|JAX) \|$", page, re.M)
+    assert list(KEY_LABELS) == re.findall(
+        r"^\| `([^`]+)` \| .* \| (?:ChaCha20|JAX) \|$", page, re.M
+    )
     sources = "".join(path.read_text() for path in Path("bam").rglob("*.py"))
     used = re.findall(r'(?:host_key|stream_key|_run\.key)\((?:.*, )?"([^"]+)"\)', sources)
-    assert set(used) == set(STREAMS)
-    with pytest.raises(ValueError, match=r"^no stream 'nose' of a seed; .* STREAMS: noise, "):
+    assert set(used) == set(KEY_LABELS)
+    with pytest.raises(ValueError, match=r"^no key 'nose' of a seed; .* KEY_LABELS: noise, "):
         host_key(0, "nose")
     with pytest.raises(ValueError, match=r"^the stream 'views' of a seed is JAX's"):
         seeded_key(0, "views")

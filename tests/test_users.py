@@ -313,7 +313,12 @@ def test_a_release_speaks_of_users_and_keeps_the_place_of_their_ids_to_itself(
     assert "groups" not in json.loads(said)["dataset"]
     assert "ids.npy" not in said
     text = " ".join((tmp_path / "out" / "PRIVACY.md").read_text().split())
-    facts = {"unit": "user", "group_size": 4, "num_examples_given": False, "door": "bam train"}
+    facts = {
+        "unit": "user",
+        "group_size": 4,
+        "num_examples_given": False,
+        "trained_by": "bam train",
+    }
     named = ("each", "protected", "other_examples", "promised_to", "most_examples", "gradient")
     for words in (statement.render(facts, name) for name in named):
         assert " ".join(words.split()) in text

@@ -31,7 +31,7 @@ from bam.core.gaussian import GaussianNoise
 from bam.core.pytree import Params
 from bam.core.scalars import Number
 from bam.core.seeds import check_key
-from bam.core.strategy import INDEPENDENT, norm, numbers
+from bam.core.strategy import INDEPENDENT, as_numbers, norm
 from bam.core.tracing import check_keys
 from bam.errors import InputError
 
@@ -105,7 +105,7 @@ def advance_noise(
     sensitivity $\|c\| S$ before z is scaled.
     """
     noise_multiplier = scalars.argument("noise_multiplier", noise_multiplier)
-    sensitivity, strategy = scalars.argument("sensitivity", sensitivity), numbers(strategy)
+    sensitivity, strategy = scalars.argument("sensitivity", sensitivity), as_numbers(strategy)
     # All runs scale their noise by this function.
     std = scaled(noise_multiplier, sensitivity)
     if not scalars.is_known(noise_multiplier):
@@ -127,7 +127,7 @@ def advance_noise(
     return dataclasses.replace(fresh, correlated=correlated), state
 
 
-def check_past(state: NoiseState, noise_multiplier: Number, strategy: Sequence[float]) -> None:
+def check_rounding(state: NoiseState, noise_multiplier: Number, strategy: Sequence[float]) -> None:
     """InputError if there are too many parameters for noise of this strategy."""
     if isinstance(state, CorrelatedNoiseState):
         rounding_share(noise_multiplier, strategy, state.past.shape[1])

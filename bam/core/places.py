@@ -7,6 +7,9 @@ So a permutation that depends on no row gives each row a random place in a micro
 row changes neither the law of the others' places nor, given their places, what they add to the sum.
 The microbatch and the device that sum a row do not matter, because all run the same code on devices
 of one kind.
+
+In this file a *slot* is a position among all rows of all microbatches; a *place* is a position
+within a microbatch.
 """
 
 import jax
@@ -18,46 +21,46 @@ from bam.core.gaussian import GaussianNoise
 
 
 def draw(
-    noise: GaussianNoise, mask: Bool[Array, " rows"], group_size: int, num_devices: int
-) -> Int[Array, " places"]:
-    """The row number at each slot of all microbatches, beyond the last row at an empty slot.
+    noise: GaussianNoise, mask: Bool[Array, " rows"], microbatch_size: int, num_devices: int
+) -> Int[Array, " slots"]:
+    """The row number at each slot, at random places.
 
-    Slots are ordered as devices take rows in turn. A row's place is its slot within a microbatch.
+    An empty slot has a number beyond the last row. The slots are ordered for devices that take rows in turn: device d of D has slots d, d + D, ….
     """
-    num_seats = _num_seats(mask, group_size, num_devices)
-    seats = jnp.arange(num_seats)
-    if group_size > 1:  # a microbatch of one row has one place
+    num_slots = _num_slots(mask, microbatch_size, num_devices)
+    rows = jnp.arange(num_slots)
+    if microbatch_size > 1:  # a microbatch of one row has one place
         # Rows are sorted by random numbers of 96 bits; two of 10⁶ are equal with probability 1e-17.
-        numbers = jnp.arange(-(-3 * num_seats // 16), dtype=jnp.uint32)
+        numbers = jnp.arange(-(-3 * num_slots // 16), dtype=jnp.uint32)
         words = blocks(noise.key, numbers, nonce(Stream.PLACES, noise.step)).ravel()
-        *_, seats = jax.lax.sort((*words[: 3 * num_seats].reshape(3, -1), seats), num_keys=3)
-    return _in_few_turns(seats, mask, group_size, num_devices)
+        *_, rows = jax.lax.sort((*words[: 3 * num_slots].reshape(3, -1), rows), num_keys=3)
+    return _real_rows_first(rows, mask, microbatch_size, num_devices)
 
 
 def in_batch(
-    mask: Bool[Array, " rows"], group_size: int, num_devices: int
-) -> Int[Array, " places"]:
+    mask: Bool[Array, " rows"], microbatch_size: int, num_devices: int
+) -> Int[Array, " slots"]:
     """The row number at each slot if the rows' order is random already, as by `sampling.pad`.
 
     Then the places rest on the secrecy of the batches' seed, too.
     """
-    seats = jnp.arange(_num_seats(mask, group_size, num_devices))
-    return _in_few_turns(seats, mask, group_size, num_devices)
+    rows = jnp.arange(_num_slots(mask, microbatch_size, num_devices))
+    return _real_rows_first(rows, mask, microbatch_size, num_devices)
 
 
-def _num_seats(mask: Array, group_size: int, num_devices: int) -> int:
-    return mask.shape[0] + -mask.shape[0] % (group_size * num_devices)
+def _num_slots(mask: Array, microbatch_size: int, num_devices: int) -> int:
+    return mask.shape[0] + -mask.shape[0] % (microbatch_size * num_devices)
 
 
-def _in_few_turns(
-    seats: Int[Array, " places"], mask: Bool[Array, " rows"], group_size: int, num_devices: int
-) -> Int[Array, " places"]:
-    """Moves real rows into the first microbatches, each at its place within a microbatch.
+def _real_rows_first(
+    rows: Int[Array, " slots"], mask: Bool[Array, " rows"], microbatch_size: int, num_devices: int
+) -> Int[Array, " slots"]:
+    """Moves real rows into the first microbatches; each keeps its place within a microbatch.
 
-    The number of microbatches with real rows is then that of real rows at the fullest place.
+    So as many microbatches have real rows as the fullest place has of them.
     """
-    seats = seats.reshape(-1, group_size)
-    is_real = mask.at[seats].get(mode="fill", fill_value=False)
+    rows = rows.reshape(-1, microbatch_size)
+    is_real = mask.at[rows].get(mode="fill", fill_value=False)
     order = jnp.argsort(~is_real, axis=0, stable=True)
-    turns = jnp.take_along_axis(seats, order, axis=0)
-    return turns.reshape(-1, num_devices, group_size).swapaxes(1, 2).ravel()
+    microbatches = jnp.take_along_axis(rows, order, axis=0)
+    return microbatches.reshape(-1, num_devices, microbatch_size).swapaxes(1, 2).ravel()

@@ -24,14 +24,14 @@ from bam.core.noise import (
     NoiseState,
     advance_noise,
     check_noise,
-    check_past,
+    check_rounding,
     fitting_size,
     init_noise,
 )
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 from bam.core.seeds import register_key
-from bam.core.strategy import INDEPENDENT, numbers
+from bam.core.strategy import INDEPENDENT, as_numbers
 from bam.core.strategy import check as check_strategy
 from bam.core.tracing import being_traced, check_keys, compiled_once
 from bam.errors import InputError
@@ -123,7 +123,7 @@ def privatize(
             )
         check_start(params)
         noise = init_noise(key, clip, params, noised_mean.strategy)
-        check_past(noise, sigma, noised_mean.strategy)
+        check_rounding(noise, sigma, noised_mean.strategy)
         return PrivatizeState(clip.init(params), noise)
 
     def update(
@@ -215,7 +215,7 @@ class NoisedMean:
         """
         for name in ("noise_multiplier", "expected_batch_size"):
             object.__setattr__(self, name, scalars.argument(name, getattr(self, name)))
-        object.__setattr__(self, "strategy", numbers(self.strategy))
+        object.__setattr__(self, "strategy", as_numbers(self.strategy))
         size = self.expected_batch_size
         if scalars.is_known(size) and not (math.isfinite(size) and size > 0):
             raise InputError(f"expected_batch_size must be positive, got {size}")

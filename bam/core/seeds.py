@@ -1,7 +1,7 @@
 """Keys of ChaCha20: secret keys, keys derived from a seed, and a register of the keys in use.
 
 A key is 32 random bytes of the operating system (`secret_key`), or derived from a seed
-(`seeded_key`). Every random number of a seeded run comes from one of the keys in `STREAMS`.
+(`seeded_key`). Every random number of a seeded run comes from one of the keys in `KEY_LABELS`.
 """
 
 import functools
@@ -24,7 +24,7 @@ from bam.errors import InputError
 
 SEED_BITS = 256  # of the longest seed, because a key has no more
 # Label of each stream that a seed gives -> its use.
-STREAMS = {
+KEY_LABELS = {
     "noise": "noise on every sum, and places of the rows in their microbatches",
     "batches": "who is in a batch, the parts of the data, and the rows' places in a padded batch",
     "whose batch": "which run a batch of `PrivateTraining` is of, so that another's is refused",
@@ -34,7 +34,7 @@ STREAMS = {
 }
 # JAX's own streams have 64-bit keys and are not cryptographic, so no guarantee rests on them. All
 # others have keys of ChaCha20.
-JAX_STREAMS = {"weights": 0, "views": 2}
+JAX_LABELS = {"weights": 0, "views": 2}
 
 
 def secret_key() -> UInt32[Array, "8"]:
@@ -57,16 +57,16 @@ def secret_key() -> UInt32[Array, "8"]:
 def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
     """The key of a seed and a label, to repeat a run. Anyone who knows the seed knows the key.
 
-    Keys of different labels reveal nothing about each other. A label is one of `STREAMS` or any
+    Keys of different labels reveal nothing about each other. A label is one of `KEY_LABELS` or any
     other text. InputError for a seed that is not an integer from 0 to 2^256 - 1, or for a label in
-    `JAX_STREAMS`; RuntimeError while JAX traces, as for `secret_key`.
+    `JAX_LABELS`; RuntimeError while JAX traces, as for `secret_key`.
 
     Examples:
       >>> bool((seeded_key(0) == seeded_key(0)).all()), bool((seeded_key(0) == seeded_key(1)).all())
       (True, False)
     """
     _check_untraced("seeded_key")
-    if label in JAX_STREAMS:
+    if label in JAX_LABELS:
         raise InputError(f"the stream {label!r} of a seed is JAX's: choose another label")
     return jnp.asarray(_derived_key(seed, label))
 
@@ -80,15 +80,17 @@ def _check_untraced(function: str) -> None:
 
 
 def host_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
-    """The key that a seed derives for one of `STREAMS`, as a host array.
+    """The key that a seed derives for one of `KEY_LABELS`, as a host array.
 
     It is the 8 words of `seeded_key`: HKDF-SHA-256 (RFC 5869) of the seed's bytes and the label.
-    For `JAX_STREAMS` it is the 2 words of a JAX key, by NumPy's `SeedSequence`. Every bit of the
+    For `JAX_LABELS` it is the 2 words of a JAX key, by NumPy's `SeedSequence`. Every bit of the
     seed counts, where a JAX key made from the seed directly would keep 32. ValueError for another
     label.
     """
-    if label not in STREAMS:
-        raise ValueError(f"no stream {label!r} of a seed; add it to STREAMS: {', '.join(STREAMS)}")
+    if label not in KEY_LABELS:
+        raise ValueError(
+            f"no key {label!r} of a seed; add its label to KEY_LABELS: {', '.join(KEY_LABELS)}"
+        )
     return _derived_key(seed, label)
 
 
@@ -96,8 +98,8 @@ def host_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
 def _derived_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
     if not isinstance(seed, int | np.integer) or not 0 <= seed < 2**SEED_BITS:
         raise InputError(f"a seed must be an integer from 0 to 2^{SEED_BITS} - 1, got {seed}")
-    if label in JAX_STREAMS:
-        sequence = np.random.SeedSequence(int(seed), spawn_key=(0xA5, JAX_STREAMS[label]))
+    if label in JAX_LABELS:
+        sequence = np.random.SeedSequence(int(seed), spawn_key=(0xA5, JAX_LABELS[label]))
         key = sequence.generate_state(2)
     else:
         # The label is HKDF's `info`: keys of different labels are independent.

@@ -55,7 +55,7 @@ def square_root(bands: int) -> tuple[float, ...]:
     return tuple(float(c) for c in np.round(coefficients * UNITS) / UNITS)
 
 
-def numbers(strategy: Sequence[float] | np.ndarray) -> tuple[float, ...]:
+def as_numbers(strategy: Sequence[float] | np.ndarray) -> tuple[float, ...]:
     """A copy of a strategy as Python numbers; InputError if it is not a sequence of numbers."""
     if not hasattr(strategy, "__len__") or isinstance(strategy, str | dict):
         raise InputError(f"a strategy is a sequence of numbers, got {strategy!r}")

@@ -38,7 +38,7 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
     return np.where(place < count, rows, EMPTY).astype(np.int64)
 
 
-def with_id(groups: object) -> np.ndarray:
+def checked_ids(groups: object) -> np.ndarray:
     """The ids as an array; InputError, in one line, if a row has none.
 
     All rows without an id would pass for one user. An id is missing if it is masked, NaN, NaT or

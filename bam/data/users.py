@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Num
 
 from bam import files
-from bam.core.user_table import EMPTY, table, with_id
+from bam.core.user_table import EMPTY, checked_ids, table
 from bam.data import datasets
 from bam.data.common import DataError, Split, check_memory, manifest
 from bam.data.datasets import Dataset
@@ -78,7 +78,7 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
             "used of a user"
         )
     images, labels = dataset.train
-    ids = with_id(ids)
+    ids = checked_ids(ids)
     num_users = len(np.unique(ids))
     if not datasets.streams(dataset):
         num_bytes = num_users * size * images[0].nbytes

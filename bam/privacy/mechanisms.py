@@ -98,7 +98,7 @@ class Mechanism:
         """Copies the numbers; InputError for one that is not a number."""
         read = scalars.real("sampling_prob", self.sampling_prob)
         object.__setattr__(self, "sampling_prob", read)
-        object.__setattr__(self, "strategy", strategies.numbers(self.strategy))
+        object.__setattr__(self, "strategy", strategies.as_numbers(self.strategy))
         object.__setattr__(self, "period", scalars.whole("period", self.period))
 
     @property

@@ -18,7 +18,7 @@ from jaxtyping import Int64
 from bam import files
 from bam.core import scalars
 from bam.core.sampling import PaddedBatch, pad
-from bam.core.user_table import with_id
+from bam.core.user_table import checked_ids
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting, mechanisms, pld
@@ -73,7 +73,7 @@ class Population:
                 "groups (the user of each row) and group_size (the most rows of one user) belong "
                 "together: pass both"
             )
-        ids = with_id(groups)
+        ids = checked_ids(groups)
         if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
             raise InputError(f"groups must be [rows] integers or texts, got {ids.dtype}{ids.shape}")
         different, numbers = np.unique(ids, return_inverse=True)

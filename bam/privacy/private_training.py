@@ -28,7 +28,7 @@ from bam.core import pytree, scalars, seeds, tracing, user_table
 from bam.core.clipping import as_declared, sensitivity_of
 from bam.core.closure import Closure
 from bam.core.gaussian import check_std
-from bam.core.noise import check_past, fitting_size, init_noise
+from bam.core.noise import check_rounding, fitting_size, init_noise
 from bam.core.oracles import LossFn, Oracle, as_pytree, mean_loss
 from bam.core.privatize import (
     NoisedMean,
@@ -449,7 +449,7 @@ class PrivateTraining:
         self._initialised = True
         key, strategy = jnp.asarray(self._run.key("noise")), self.plan.mechanism.strategy
         noise = init_noise(key, self._clip, trained, strategy)
-        check_past(noise, self.plan.noise_multiplier, strategy)
+        check_rounding(noise, self.plan.noise_multiplier, strategy)
         # The first step after a resume is step `_first` + 1, as in its batch.
         noise = noise._replace(step=jnp.asarray(self._first, noise.step.dtype))
         # The private gradient is float32 or wider, whatever the parameters are.

@@ -103,8 +103,8 @@ class PrivateRun:
         self.folder: Path | None = None
         self.is_resumed = False
         self._num_devices = num_devices
-        self._secret = seed is None
-        self._stream = (
+        self._is_unseeded = seed is None
+        self._root_seed = (
             int.from_bytes(processes.random_bits(8).tobytes()) if self.seed is None else self.seed
         )
         self._before = 0  # number of steps that earlier processes drew from other streams
@@ -124,8 +124,8 @@ class PrivateRun:
     # Drawing.
 
     def key(self, label: str) -> UInt32[np.ndarray, " words"]:
-        """The key of one of the streams, see `seeds.STREAMS`."""
-        return seeds.host_key(self._stream, label)
+        """The key of one of the streams, see `seeds.KEY_LABELS`."""
+        return seeds.host_key(self._root_seed, label)
 
     def steps(self) -> Iterator[int]:
         """Yields the remaining steps, numbered from 1 in a run; counts each on the disk first.
@@ -147,7 +147,7 @@ class PrivateRun:
     def batch(self, step: int) -> PaddedBatch:
         """The rows of a step's batch. They are as secret as the seed, and the same in each call."""
         # A resumed run without a seed has a new stream, whose steps are numbered from 1.
-        return self.plan.batch(self._stream, step - self._before)
+        return self.plan.batch(self._root_seed, step - self._before)
 
     @property
     def end(self) -> int:
@@ -210,7 +210,7 @@ class PrivateRun:
                 opened.enter_context(files.lock(folder))
             # Again under the lock, because another process may have begun meanwhile.
             begins = self._check_new(folder, must_begin)
-            counts = folder / "steps_begun" if self._secret and self.plan.private else None
+            counts = folder / "steps_begun" if self._is_unseeded and self.plan.private else None
             saved = None if begins else self._saved(folder, record)
             header = saved or {"step": 0, "steps_begun": 0, "processes": [], "digests": {}}
             if begins:
@@ -235,9 +235,11 @@ class PrivateRun:
                     f"{folder} has no {ledger.PROCESSES} for steps 1 to {counted.begun} (from an "
                     "earlier version?): choose another folder"
                 )
-            is_left = header["step"] < counted.last_step(header["step"])
-            self._digests = self._checked_digests(folder, header, is_left, digests)
-            if is_left and not begins:  # a run that has taken its last step draws nothing anew
+            has_steps_left = header["step"] < counted.last_step(header["step"])
+            self._digests = self._checked_digests(folder, header, has_steps_left, digests)
+            if (
+                has_steps_left and not begins
+            ):  # a run that has taken its last step draws nothing anew
                 counted.end_period(self.plan.mechanism.period)
             for _ in range(self.step):  # steps that were taken before the run had a folder
                 counted.begin()
@@ -247,7 +249,7 @@ class PrivateRun:
                 self.is_resumed, self.more = True, saved["more"]
             if not begins:
                 self.step = header["step"]
-                self._before = self.step if self._secret else 0
+                self._before = self.step if self._is_unseeded else 0
                 self.lost = counted.begun - self.step
             self._record, self.folder, self._ledger = record, folder, counted
             self.processes = joined
@@ -278,14 +280,14 @@ class PrivateRun:
         return header
 
     def _checked_digests(
-        self, folder: Path, header: JsonObject, is_left: bool, digests: Digests | None
+        self, folder: Path, header: JsonObject, has_steps_left: bool, digests: Digests | None
     ) -> JsonObject:
         """Digests of the run's data and settings; InputError if they changed and steps are left."""
         if digests is None:
             return {}
         ours = digests(self._data_key(folder))
         for name, digest in header["digests"].items():
-            if is_left and ours.get(name) != digest:
+            if has_steps_left and ours.get(name) != digest:
                 raise InputError(
                     f"{folder} belongs to a run with other {name}, or lacks its data_key: choose "
                     "another folder"
@@ -351,18 +353,18 @@ class PrivateRun:
         """
         saved = self.folder and checkpoint.newest(self.folder / CHECKPOINTS)
         tree = checkpoint.restore(saved, like) if saved else like
-        if not self._secret:
+        if not self._is_unseeded:
             return tree
         return _map_noise(
             lambda x: with_new_key(x, processes.put(self.key("noise").copy(), x.key.sharding)), tree
         )
 
     def _noise_key(self) -> bytes:
-        return self.key("noise").tobytes() if self._secret else b""
+        return self.key("noise").tobytes() if self._is_unseeded else b""
 
     def _without_secrets(self, tree: PyTree) -> PyTree:
         """The pytree without noise keys and past noise; unchanged if a seed repeats them."""
-        if not self._secret:
+        if not self._is_unseeded:
             return tree
         # With a key of zeros a sum would be NaN, so a checkpoint alone cannot continue.
         blank = np.zeros(8, np.uint32)

@@ -136,7 +136,7 @@ def fields_of_run(
     return {
         **training_fields(plan, summary, own_parts=parts, clip=names["clip"], **words),
         **looked_at(config, summary, diagnosed, is_searched(plan), features_words),
-        "door": "bam train",
+        "trained_by": "bam train",
         "method": names["method"],
     }
 
@@ -147,7 +147,10 @@ def fields_of_own_loop(
     """The fields of a training in a user's own loop; its clip is one of bam's if `is_proved`."""
     parts = {"oracle": ""} if is_proved else {"oracle": "", "clip": ""}
     words = {"data": data, "exported_by": exported_by, "released": "the weights"}
-    return {**training_fields(plan, record, own_parts=parts, clip="", **words), "door": "own loop"}
+    return {
+        **training_fields(plan, record, own_parts=parts, clip="", **words),
+        "trained_by": "own loop",
+    }
 
 
 def parts_of(config: JsonMapping) -> dict[str, str]:
