@@ -25,7 +25,8 @@ def draw(
 ) -> Int[Array, " slots"]:
     """The row number at each slot, at random places.
 
-    An empty slot has a number beyond the last row. The slots are ordered for devices that take rows in turn: device d of D has slots d, d + D, ….
+    An empty slot has a number beyond the last row. Devices take rows in turn: device d of D has
+    slots d, d + D, ….
     """
     num_slots = _num_slots(mask, microbatch_size, num_devices)
     rows = jnp.arange(num_slots)
