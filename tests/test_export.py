@@ -58,7 +58,7 @@ def finished(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "bands", "words", "rel"),
     [
-        ("banded", 2, "less the integer part of the last 1 steps' noise times 0.5", 1e-6),
+        ("banded", 2, "less the last 1 steps' noise times 0.5, added up and rounded", 1e-6),
         ("random_allocation", 0, "in every epoch of 3 steps each example is in the batch", 1e-3),
     ],
 )

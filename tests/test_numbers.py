@@ -447,8 +447,8 @@ def test_twice_as_many_rows_between_carries_would_overflow(microbatch_size, monk
     rows_per_sum = grid.rows_per_sum
 
     def doubled(*given):
-        most, is_right = rows_per_sum(*given)
-        return 2 * most, is_right
+        most, in_range = rows_per_sum(*given)
+        return 2 * most, in_range
 
     check_no_overflow(0.01, microbatch_size)
     monkeypatch.setattr(grid, "rows_per_sum", doubled)
@@ -465,8 +465,8 @@ def test_rows_that_fit_for_the_host_fit_in_the_program():
             s = 10.0 ** rng.uniform(-3, 3)
             std = noise.scaled(size * 2**20 / grid.MOST_OF_SUM * (1 + near), s)
             fits = grid.rows_per_sum(s, std, 1000)[0] if std * 400 > s else 0
-            most, is_right = traced(s, std, 1000)
-            assert not fits or (is_right and int(most) >= min(fits, size))
+            most, in_range = traced(s, std, 1000)
+            assert not fits or (in_range and int(most) >= min(fits, size))
             at_the_edge += (fits >= size) != (int(most) >= size)
     assert at_the_edge > 0  # a little more is refused by the host
     for num in (1000, 2**20, 2**23 + 1):  # and what all rows may be together, or one

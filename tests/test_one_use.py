@@ -334,12 +334,12 @@ def test_threads_that_share_the_batches_end_when_all_are_drawn():
     assert sorted(steps) == list(range(1, 11)) and private.steps_begun == 10
 
 
-def test_batches_of_every_step_and_mask_have_other_words():
-    """The words that a batch carries are those of its run, its step and which rows are there."""
+def test_batches_of_every_step_and_mask_have_other_tags():
+    """A batch's tag is made of its training's tag, its step and which rows are there."""
     private = bam.PrivateTraining(**(PLAN | {"num_epochs": 20}))
     batches = list(private.batches(DATA))
-    words = {np.asarray(batch.run).tobytes() for batch in batches}
-    assert len(words) == len(batches) == 100
+    tags = {np.asarray(batch.tag).tobytes() for batch in batches}
+    assert len(tags) == len(batches) == 100
 
 
 def test_a_mask_with_one_place_more_or_less_is_refused_at_every_place():

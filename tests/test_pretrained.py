@@ -183,7 +183,7 @@ def test_a_statement_says_where_weights_began(finished):
         (config, fresh, ("by its own model", False)),
         (config, summary, ("in a file", True)),
     ):
-        facts = statement.looked_at(settings, recorded, False, searched=False)
+        facts = statement.fields_on_other_uses(settings, recorded, False, searched=False)
         assert (facts["init"], facts["frozen"]) == expected
 
 

@@ -188,7 +188,7 @@ def test_a_stranger_record_of_odd_numbers_is_refused_by_a_value_error_or_is_a_pl
     [
         ({"num_steps": True}, "num_steps must be of .*int.*, got True"),
         ({"expected_batch_size": 20.5}, "expected_batch_size must be of .*int.*, got 20.5"),
-        ({"delta": 5e-324, "accountant": "rdp"}, "delta 5e-324 must be positive and below"),
+        ({"delta": 5e-324, "accountant": "rdp"}, "delta 5e-324 must be at least 1e-100 and below"),
     ],
 )
 def test_a_plan_of_numbers_that_are_none_is_refused(wrong, message):

@@ -43,7 +43,7 @@ def equal(a, b):
 
 def test_without_a_seed_lost_steps_count_and_all_noise_is_new(folder):
     private, tx, tree = resume(folder)
-    run = tree[1][0].run
+    tag = tree[1][0].tag
     assert private.steps_begun == 6 and private.epsilon_spent == private.plan.epsilon_after(6)
     noise = []
     take(private, tx, tree, NUM_STEPS, noise)
@@ -53,14 +53,14 @@ def test_without_a_seed_lost_steps_count_and_all_noise_is_new(folder):
     again, _, tree = resume(folder)  # all steps are begun: what was saved is all there is
     assert list(again.batches(DATA)) == [] and again.steps_begun == NUM_STEPS
     again.close()
-    assert not equal(run, tree[1][0].run)
+    assert not equal(tag, tree[1][0].tag)
 
 
 def test_what_was_saved_is_given_back_but_for_secrets(tmp_path, monkeypatch):
     seed = random.Random(7).getrandbits(256)
     with monkeypatch.context() as patch:  # the seed that the operating system gives
         words = np.frombuffer(seed.to_bytes(32), np.uint32)
-        patch.setattr(processes, "random_bits", lambda num_words: words)
+        patch.setattr(processes, "random_words", lambda num_words: words)
         private, tx, tree = begin()
     tree = take(private, tx, tree, 3)
     others = {"half": jnp.ones(3, jnp.bfloat16), "count": np.int64(7), "none": None, "e": []}
@@ -78,7 +78,7 @@ def test_what_was_saved_is_given_back_but_for_secrets(tmp_path, monkeypatch):
     assert equal(same, others) and same["half"].dtype == jnp.bfloat16
     assert equal(again[0], tree[0]) and equal(again[1][1:], tree[1][1:])
     mine, theirs = again[1][0], tree[1][0]
-    assert equal(mine.previous, theirs.previous) and not equal(mine.run, theirs.run)
+    assert equal(mine.previous, theirs.previous) and not equal(mine.tag, theirs.tag)
     assert not equal(mine.privatize.noise.key, theirs.privatize.noise.key)
     private.close()
 

@@ -85,7 +85,7 @@ def test_the_numbers_of_every_golden_are_those_of_its_plan(stated):
     assert cells(text, "noise |")[1] == plan.mechanism.noise
     assert cells(text, "sampling")[1] == plan.mechanism.sampling
     assert f"They print {plan.epsilon}, but" in text
-    for alarm in statement.FALSE_ALARMS:  # that of ε and δ alone is the last
+    for alarm in statement.FALSE_POSITIVE_RATES:  # that of ε and δ alone is the last
         alone = 100 * statement.most_power(plan.epsilon, plan.delta, alarm)
         composed, limit = (float(x) for x in cells(text, f"{100 * alarm:g} |")[-2:])
         assert alone <= limit <= alone * 1.001 and composed <= limit

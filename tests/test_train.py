@@ -200,7 +200,7 @@ def test_the_table_of_streams_is_whole():
     assert set(used) == set(KEY_LABELS)
     with pytest.raises(ValueError, match=r"^no key 'nose' of a seed; .* KEY_LABELS: noise, "):
         host_key(0, "nose")
-    with pytest.raises(ValueError, match=r"^the stream 'views' of a seed is JAX's"):
+    with pytest.raises(ValueError, match=r"^the key 'views' of a seed is JAX's"):
         seeded_key(0, "views")
 
 

@@ -238,8 +238,8 @@ def normalize(clip_norm: Number, gamma: Number = 0.01) -> BoundedTransformation:
     C (1 + 5.4 \cdot 10^{-6})$.
 
     Raises:
-      InputError: if C is infinite, negative, NaN or positive but below 1e-12, or γ is not finite
-        and at least 1e-12 (below that a norm may underflow unnoticed).
+      InputError: if C is infinite, negative, NaN or positive but below 1e-12, or γ is infinite, NaN
+        or below 1e-12, where a norm may underflow unnoticed.
 
     Source: Bu et al. 2023, "Automatic Clipping".
 
@@ -267,10 +267,10 @@ def _normalize(
 
 
 def _bound_of_normalize(clip_norm: Number, gamma: Number) -> Number:
-    right = (gamma >= SMALLEST_CLIP_NORM) & (gamma < math.inf)
+    in_range = (gamma >= SMALLEST_CLIP_NORM) & (gamma < math.inf)
     if scalars.is_known(clip_norm, gamma):
-        return _nan_if_out_of_range(clip_norm) if right else math.nan
-    return jnp.where(right, _nan_if_out_of_range(clip_norm), jnp.nan)
+        return _nan_if_out_of_range(clip_norm) if in_range else math.nan
+    return jnp.where(in_range, _nan_if_out_of_range(clip_norm), jnp.nan)
 
 
 def clip_per_layer(clip_norm: PyTree) -> BoundedTransformation:
@@ -301,7 +301,8 @@ def clip_per_layer(clip_norm: PyTree) -> BoundedTransformation:
     bounds = tuple(_checked("clip_norm", x) for x in jax.tree.leaves(clip_norm))
     tree: jax.tree_util.PyTreeDef | None = jax.tree.structure(clip_norm)
     tree = None if jax.tree_util.all_leaves([clip_norm]) else tree
-    # As text, because `Same` compares other objects by identity, and equal trees share a program.
+    # As text, because `StaticValue` compares other objects by identity, and equal trees share a
+    # program.
     return _proved(Closure(_clip_leaves, (str(tree),), (bounds,)))
 
 
@@ -326,8 +327,8 @@ def _clip_leaves(
 def _bound_of_leaves(tree: str, bounds: Sequence[Number]) -> Number:
     if scalars.is_known(*bounds):
         return math.hypot(*map(_nan_if_out_of_range, bounds))
-    right = jnp.all(jnp.stack([_is_clip_norm(x) for x in bounds]))
-    return jnp.where(right, pytree.l2_norm([jnp.asarray(x) for x in bounds]), jnp.nan)
+    in_range = jnp.all(jnp.stack([_is_clip_norm(x) for x in bounds]))
+    return jnp.where(in_range, pytree.l2_norm([jnp.asarray(x) for x in bounds]), jnp.nan)
 
 
 def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:

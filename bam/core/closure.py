@@ -22,7 +22,8 @@ class Closure:
 
     Attributes:
       fn: a function defined at module level, so that two closures of it share a program.
-      structure: values that are compiled into the program; `Same` says which of them are equal.
+      structure: values that are compiled into the program; `StaticValue` says which of them are
+        equal.
       numbers: pytrees of floats or of tracers.
 
     Examples:
@@ -40,12 +41,12 @@ class Closure:
         """Calls the function."""
         return self.fn(*self.structure, *self.numbers, *args, **options)
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple["Same", ...]]:
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple["StaticValue", ...]]:
         """The numbers, and the rest, which is equal for two closures of one program."""
-        return self.numbers, (Same(self.fn), *map(Same, self.structure))
+        return self.numbers, (StaticValue(self.fn), *map(StaticValue, self.structure))
 
     @classmethod
-    def tree_unflatten(cls, same: tuple["Same", ...], numbers: tuple[Any, ...]) -> "Closure":
+    def tree_unflatten(cls, same: tuple["StaticValue", ...], numbers: tuple[Any, ...]) -> "Closure":
         """The same function with other numbers."""
         fn, *structure = (x.value for x in same)
         return cls(fn, tuple(structure), tuple(numbers))
@@ -58,11 +59,11 @@ def register(numbers: tuple[str, ...], structure: tuple[str, ...] = ()) -> Calla
     """
 
     def as_pytree(cls: Any) -> Any:
-        def flatten(record: Any) -> tuple[tuple[Any, ...], tuple[Same, ...]]:
+        def flatten(record: Any) -> tuple[tuple[Any, ...], tuple[StaticValue, ...]]:
             values = lambda names: (getattr(record, name) for name in names)  # noqa: E731
-            return tuple(values(numbers)), tuple(map(Same, values(structure)))
+            return tuple(values(numbers)), tuple(map(StaticValue, values(structure)))
 
-        def unflatten(same: tuple[Same, ...], values: tuple[Any, ...]) -> Any:
+        def unflatten(same: tuple[StaticValue, ...], values: tuple[Any, ...]) -> Any:
             # Without `__post_init__`, whose checks would read a tracer's value.
             record = object.__new__(cls)
             names = (*numbers, *structure)
@@ -81,7 +82,7 @@ def as_closure(fn: Callable[..., Any]) -> Closure:
     return fn if isinstance(fn, Closure) else Closure(fn)
 
 
-class Same(Hashable):
+class StaticValue(Hashable):
     """A value, compared as a compiled program needs it: an object only equals itself.
 
     Numbers (NumPy's too), texts, meshes, and tuples, lists and dicts of these are compared by
@@ -93,13 +94,13 @@ class Same(Hashable):
     def __init__(self, value: Any) -> None:
         """Keeps the value alive, because its identity is compared."""
         self.value = value.item() if isinstance(value, np.generic) else value
-        if type(value) in (list, dict):
-            self.value = jax.tree.map(lambda x: x, value)  # others can write to theirs
+        if type(value) in (list, dict):  # a copy, because the caller can change the original
+            self.value = jax.tree.map(lambda x: x, value)
         self.identity = _identity(self.value)
 
     def __eq__(self, other: object) -> bool:
         """Whether a program that was compiled for one value serves the other."""
-        return isinstance(other, Same) and self.identity == other.identity
+        return isinstance(other, StaticValue) and self.identity == other.identity
 
     def __hash__(self) -> int:
         """The hash of the compared identity."""
@@ -112,10 +113,10 @@ def _identity(value: Any) -> Hashable:
     if isinstance(value, types.MethodType):
         return "method", id(value.__self__), id(value.__func__)
     if isinstance(value, Closure):
-        return "closure", *map(Same, (value.fn, value.structure, value.numbers))
+        return "closure", *map(StaticValue, (value.fn, value.structure, value.numbers))
     if type(value) in (tuple, list) or type(value).__bases__ == (tuple,):  # a plain NamedTuple
-        return type(value), *map(Same, value)
+        return type(value), *map(StaticValue, value)
     if type(value) is dict:
-        return "dict", tuple((key, Same(x)) for key, x in value.items())
-    # `Same` keeps the object alive, so its id belongs to no other.
+        return "dict", tuple((key, StaticValue(x)) for key, x in value.items())
+    # `StaticValue` keeps the object alive, so its id belongs to no other.
     return "object", id(value)

@@ -8,9 +8,8 @@ keeps whole sums in XLA.
 
 An unchecked release whose compiler knows the flag counts as faulty. An unknown flag would end the
 process, so its name is first looked up in the compiler's file, within hundredths of a second.
-Computing one of the
-wrong sums as a test would start JAX before users have made their settings, and one right sum proves
-nothing about the next.
+Computing one of the wrong sums as a test would start JAX before users have made their settings, and
+one right sum proves nothing about the next.
 """
 
 import logging
@@ -28,9 +27,9 @@ FLAG = "--xla_cpu_experimental_ynn_fusion_type"
 # The default list without whole sums: matrix products (dot) are right, and faster than XLA's own.
 GUARD = "individual_dot"
 RIGHT = ("", GUARD, "-reduce")
-# Each was run: wrong by default, right with every value in RIGHT. Releases up to LAST_RIGHT
-# are right by default, and some of them end the process at an unknown flag.
-# Any other release has the flag if its compiler knows it.
+# Each was run: wrong by default, right with every value in RIGHT. Releases up to LAST_RIGHT are
+# right by default, and some of them end the process at an unknown flag. Any other release has the
+# flag if its compiler knows it.
 FAULTY = ("0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1")
 LAST_RIGHT = "0.10.1"
 
@@ -101,7 +100,7 @@ def _started_backend() -> str | None:
     if "jax" not in sys.modules:  # importing `bam` alone does not wait for JAX
         return None
     import jax
-    from jax._src import xla_bridge  # any public question would start it
+    from jax._src import xla_bridge  # every public function that tells it would start JAX
 
     return jax.default_backend() if xla_bridge.backends_are_initialized() else None
 

@@ -219,15 +219,16 @@ def per_example_sum(
         a scalar; with a bound `(params, example) -> gradient`.
       bound: the bound of that gradient, needed for noise. The engine puts the gradient in memory
         first, so the norm belongs to the very numbers that are scaled.
-      draw_places: with noise, whether rows get drawn places (`bam.core.places`). Otherwise they
-        keep their places in the batch, which must then be padded at random, as by `sampling.pad`.
+      draw_places: with noise, whether each row gets a random place (`bam.core.places`). Otherwise
+        a row keeps its place within a microbatch, and real rows move to the first microbatches. The
+        batch must then be padded at random, as by `sampling.pad`.
 
     Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
     """
     num_rows, size, mask = _checked(batch, mask, microbatch_size, mesh)
     value_fn = jax.jit(value_fn, inline=True)  # so that it is traced once, for shapes and sum
     most_rows: int | Array | None = None
-    is_right: bool | Array = True
+    is_valid: bool | Array = True
     if noise is None or (scalars.is_known(noise.std) and noise.std == 0):
         noise = None
     elif bound is None:
@@ -236,12 +237,12 @@ def per_example_sum(
         )
     else:
         check_step(noise.step)
-        most_rows, is_right = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
+        most_rows, is_valid = grid.rows_per_sum(bound.sensitivity, noise.std, num_rows)
         size = grid.fitting_size(size, most_rows)
-        is_right &= most_rows >= size  # a traced limit could not shrink the microbatch
+        is_valid &= most_rows >= size  # a traced limit could not shrink the microbatch
         # A constant σ goes through a `where` on the key, or XLA would fold it into other constants,
         # with other bits. A key of zeros is no key: the sum is NaN.
-        is_right &= (is_key := jnp.any(noise.key != 0))
+        is_valid &= (is_key := jnp.any(noise.key != 0))
         std = jnp.where(is_key, noise.std, jnp.nan)
         noise = dataclasses.replace(noise, std=std, step=jnp.asarray(noise.step, jnp.uint32))
     row_at = None  # None: rows stay where they are
@@ -262,23 +263,23 @@ def per_example_sum(
         raise InputError(ONE_DEVICE)
     if bound is not None:
         pytree.check_has_arrays(like, "gradient is")
-        is_right &= jnp.logical_not(jnp.isnan(bound.sensitivity))
+        is_valid &= jnp.logical_not(jnp.isnan(bound.sensitivity))
     spec = _SumSpec(value_fn, bound, like, size, most_rows)
     total, numbers = _sum_on_devices(spec, params, batch, mask, noise, mesh)
     if noise is not None:
-        total = _as_floats(total, noise, like, is_right)
+        total = _as_floats(total, noise, like, is_valid)
         total = with_noise_of_its_own(total, noise.key, noise.step)
     elif bound is not None:
-        total = jax.tree.map(lambda x: jnp.where(is_right, x, jnp.nan), total)
-    if row_at is not None:  # back to the rows' places in the batch
+        total = jax.tree.map(lambda x: jnp.where(is_valid, x, jnp.nan), total)
+    if row_at is not None:  # back to the order of the batch
         numbers = jnp.zeros(num_rows, numbers.dtype).at[row_at].set(numbers, mode="drop")
     return total, numbers
 
 
 def _as_floats(
-    total: grid.Total, noise: GaussianNoise, like: PyTree, is_right: bool | Bool[Array, ""]
+    total: grid.Total, noise: GaussianNoise, like: PyTree, is_valid: bool | Bool[Array, ""]
 ) -> PyTree:
-    """A noised sum as floats, with the shapes and dtypes of `like`; NaN unless `is_right`.
+    """A noised sum as floats, with the shapes and dtypes of `like`; NaN unless `is_valid`.
 
     `cond` writes its result to memory. So no later operation is fused into this rounding and
     changes its bits, and an optimizer is compiled once for all leaves of a shape.
@@ -292,7 +293,7 @@ def _as_floats(
     def to_nan(_: grid.Total) -> PyTree:
         return jax.tree.map(lambda x: jnp.full(x.shape, jnp.nan, x.dtype), like)
 
-    return jax.lax.cond(is_right, to_floats, to_nan, total)
+    return jax.lax.cond(is_valid, to_floats, to_nan, total)
 
 
 class _SumSpec(NamedTuple):
@@ -374,7 +375,7 @@ def _sum_microbatches(
     """Sums microbatches up to the last real row; returns one number for each row, padding included.
 
     With noise the sum is a `Total` of integers, `[entries]`. Its low part is carried over to its
-    high part after every `most_rows` rows, before it could overflow.
+    high part after at most `most_rows` rows, before it could overflow.
     """
     num_rows, size = mask.shape[0], spec.size
     batch, mask = pad_rows((batch, mask), -num_rows % size if num_rows else size)
@@ -400,16 +401,16 @@ def _sum_microbatches(
     # The sum of `per_carry` microbatches fits 32 bits; then it is carried over.
     per_carry = jnp.maximum(1, jax.lax.div(jnp.asarray(spec.most_rows, jnp.int32), np.int32(size)))
     per_carry = per_carry.astype(num_microbatches.dtype)
-    none = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), spec.like)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), spec.like)
 
     def add_and_carry(part: Array | int, carry: PyTree) -> PyTree:
         total, numbers = carry
         begin = part * per_carry
         end = jnp.minimum(begin + per_carry, num_microbatches)
-        some, numbers = loop(begin, end, add_microbatch, (none, numbers))
+        some, numbers = loop(begin, end, add_microbatch, (zeros, numbers))
         return grid.carried(total._replace(low=total.low + pytree.as_vector(some))), numbers
 
-    zero = jnp.zeros(pytree.num_params(none), jnp.int32)
+    zero = jnp.zeros(pytree.num_params(zeros), jnp.int32)
     num_parts = jax.lax.div(num_microbatches + per_carry - 1, per_carry)
     carries = jax.named_scope("carries")(jax.lax.fori_loop)
     return carries(0, num_parts, add_and_carry, (grid.Total(zero, zero), numbers))
@@ -458,8 +459,8 @@ def _add_microbatch(
         return from_memory(lambda values, carry: add(summands(values), carry), values, carry)
     # The measured numbers are the added ones, because both are read from memory.
     measure = by_row(functools.partial(_measured, bound, spacing))
-    none = optax.tree.zeros_like(jax.eval_shape(summands, values))
-    terms = from_memory(lambda values, _: summands(values), values, none)
+    zeros = optax.tree.zeros_like(jax.eval_shape(summands, values))
+    terms = from_memory(lambda values, _: summands(values), values, zeros)
     return from_memory(lambda terms, carry: add(measure(params, *terms), carry), terms, carry)
 
 
@@ -482,7 +483,10 @@ def _summand(
 def _measured(
     bound: Bound, spacing: Any, _: Params, terms: PyTree, norm: Float[Array, ""]
 ) -> tuple[PyTree, Float[Array, ""]]:
-    """The summand and its norm if it keeps the bound; otherwise zeros and NaN."""
+    """The summand if it keeps the bound, otherwise zeros; and the gradient's norm before clipping.
+
+    The norm is not finite if the example is dropped.
+    """
     # In multiples of the spacing, so that the measured integers are the added ones.
     within = is_within(terms, bound.sensitivity / (1 if spacing is None else spacing))
     bounded = jax.tree.map(lambda x: jnp.where(within, x, 0), terms)

@@ -131,13 +131,13 @@ def gaussian(
         shape, tables = (16, len(some), num_blocks), alias_tables()
 
         def words(plane: Array) -> UInt32[Array, "16 some blocks"]:
-            # A tile has all planes of a stream, one after the other.
+            # A stream's blocks are numbered tile by tile, and within a tile plane by plane.
             is_tie = plane >= PLANES
             stream = jnp.where(is_tie, int(Stream.NOISE_TIES), int(Stream.NOISE))
             num = jnp.where(is_tie, TIE_PLANES, PLANES).astype(jnp.uint32)
-            place = num * some + (plane - jnp.where(is_tie, PLANES, 0)).astype(jnp.uint32)
+            row = num * some + (plane - jnp.where(is_tie, PLANES, 0)).astype(jnp.uint32)
             counts = jnp.arange(num_blocks, dtype=jnp.uint32)[None]
-            numbers = place[:, None] * np.uint32(num_blocks) + counts
+            numbers = row[:, None] * np.uint32(num_blocks) + counts
             return blocks(key, numbers.ravel(), (step, stream, 0)).reshape(shape)
 
         def chosen(planes: Array) -> tuple[Choice, Choice]:
@@ -180,7 +180,7 @@ def gaussian(
         tiles: UInt32[Array, " tiles"], most_blocks: int = MOST_BLOCKS
     ) -> Int32[Array, " draws"]:
         num_groups = -(-len(tiles) // max(1, most_blocks // num_blocks))
-        # The last tile fills the last group; its further draws are dropped.
+        # Copies of the last tile fill the last group; their draws are dropped.
         padded = jnp.pad(tiles, (0, -len(tiles) % num_groups), mode="edge")
         draws = jax.lax.map(draw_tiles, padded.reshape(num_groups, -1)).ravel()
         return draws[: 16 * num_blocks * len(tiles)]
@@ -199,7 +199,10 @@ class Choice(NamedTuple):
 
 
 def choose_slots(word: UInt32[Array, "*n"], more: UInt32[Array, "*n"]) -> Choice:
-    """The slot and the first word of the threshold's number, from 32 bits and 15 more."""
+    """A slot, and the first word of the random number to compare with the slot's threshold.
+
+    They are made of one word and 15 more bits.
+    """
     return Choice(word >> (32 - SLOT_BITS), (word << SLOT_BITS) | more)
 
 

@@ -41,10 +41,10 @@ class Total(NamedTuple):
 
 
 def cut(x: Float[Array, "..."], spacing: Number) -> Int32[Array, "..."]:
-    """Cuts entries below 2^31 spacings to integer multiples of the spacing, towards zero.
+    """Rounds entries towards zero, to integer multiples of the spacing.
 
-    No norm grows by more than a relative 3e-7. That is the rounding of 1 / spacing, within 2 ulp on
-    a GPU, and of its product with x to float32.
+    Their magnitudes must be below 2^31 spacings. No norm grows by more than a relative 3e-7. That
+    is the rounding of 1 / spacing, within 2 ulp on a GPU, and of its product with x to float32.
     """
     return (x * (1 / spacing)).astype(jnp.int32)
 
@@ -74,7 +74,8 @@ def rows_per_sum(
     check_std(noise_std)
     if scalars.is_known(sensitivity, noise_std):
         # The largest entry of a row. The margins (2.2e-5 and 3) exceed those of the traced case
-        # below (2e-5 and 2), which so never allows fewer rows than this.
+        # (2e-5 and 2). So a microbatch size that fits here, outside of the program, also fits
+        # inside, where σ is traced.
         most = math.ceil(sensitivity * (1 + 2.2e-5) / spacing_of(noise_std)) + 3
         if most > MOST_OF_ROW or most * batch_size > MOST_OF_ALL:
             raise InputError(
@@ -84,7 +85,7 @@ def rows_per_sum(
         return MOST_OF_SUM // most, True
     # The same in 32-bit floats, with room for their rounding beside the 1e-5 of `ROUNDING`.
     row_bound = sensitivity * (1 + 2e-5) / spacing_of(noise_std)
-    is_right = (
+    in_range = (
         jnp.isfinite(row_bound)
         & (sensitivity >= 0)
         & (noise_std >= LEAST_STD)
@@ -92,8 +93,8 @@ def rows_per_sum(
         & (row_bound <= MOST_OF_ROW)
         & (row_bound * (batch_size * (1 + 1e-6)) <= float(MOST_OF_ALL))
     )
-    bound = jnp.where(is_right, row_bound, MOST_OF_ROW)
-    return jax.lax.div(np.int32(MOST_OF_SUM), jnp.ceil(bound).astype(jnp.int32) + 2), is_right
+    bound = jnp.where(in_range, row_bound, MOST_OF_ROW)
+    return jax.lax.div(np.int32(MOST_OF_SUM), jnp.ceil(bound).astype(jnp.int32) + 2), in_range
 
 
 def fitting_size(microbatch_size: int, num_rows: int | Int32[Array, ""]) -> int:

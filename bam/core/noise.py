@@ -42,7 +42,7 @@ MOST_ROUNDING = 0.5  # largest part of correlated noise's deviation that covers 
 
 
 class GaussianNoiseState(NamedTuple):
-    """The noise key, which nothing else uses, and the number of steps that have used it."""
+    """The key of the noise and of the rows' places, and the number of steps that have used it."""
 
     key: UInt32[Array, "8"]
     step: Integer[Array, ""]
@@ -96,8 +96,8 @@ def advance_noise(
 
     Give the noise to `clipped_sum`. S is the L2 sensitivity of the sum. The fresh part has the
     deviation σ·S (1 + 1e-5), which covers the error of computed norms, or more if it is correlated
-    (below). Each step has its own random words (`chacha.py`), so the fresh part is
-    independent across steps and across entries. A traced σ below 0.01 gives a deviation of NaN.
+    (below). Each step has its own random words (`chacha.py`), so the fresh part is independent
+    across steps and across entries. A traced σ below 0.01 gives a deviation of NaN.
 
     With a strategy of b > 1 numbers (`strategy.py`) the noise is correlated: $n = C^{-1} z$, where
     z is the fresh part. Rounding n moves each of d entries by less than one grid step in b − 1
@@ -110,8 +110,8 @@ def advance_noise(
     std = scaled(noise_multiplier, sensitivity)
     if not scalars.is_known(noise_multiplier):
         std = jnp.where(noise_multiplier >= LEAST_NOISE_MULTIPLIER, std, jnp.nan)
-    none = scalars.is_known(std) and std == 0
-    if not isinstance(state, CorrelatedNoiseState) or none:
+    is_noiseless = scalars.is_known(std) and std == 0
+    if not isinstance(state, CorrelatedNoiseState) or is_noiseless:
         return GaussianNoise(state.key, std, state.step), state._replace(step=state.step + 1)
     num_entries = state.past.shape[1]
     share = rounding_share(noise_multiplier, strategy, num_entries)
@@ -138,8 +138,8 @@ def rounding_share(noise_multiplier: Number, strategy: Sequence[float], num_entr
 
     InputError if it is more than half; a traced σ is not checked.
     """
-    # In grid steps, the noise has deviation 2^20. It must be σ/‖c‖ times the whole sensitivity of C
-    # x: ‖c‖ S plus the rounding.
+    # In grid steps, the noise has deviation 2^20. It must be σ/‖c‖ times the whole sensitivity of
+    # C x: ‖c‖ S plus the rounding.
     rounded = math.sqrt(num_entries * (len(strategy) - 1)) / norm(strategy)
     share = _float32(noise_multiplier) * np.float32(rounded / gaussian.NOISE_STD)
     if scalars.is_known(noise_multiplier) and share > MOST_ROUNDING:
@@ -186,8 +186,8 @@ def gaussian_noise(
     Args:
       clip: a bounded per-example transform with sensitivity S.
       noise_multiplier: σ, at least 0.01.
-      key: `[8]` words, as `bam.secret_key()` makes them. Each sum needs another
-        key or another step.
+      key: `[8]` words, as `bam.secret_key()` makes them. Each sum needs another key or another
+        step.
       step: an integer from 0 to 2^32 - 1 that no other sum has with this key.
 
     Raises:

@@ -164,8 +164,8 @@ def bam_sam(
     \nabla L(\theta; x_i, y_i)$. If the gradient is zero there is no ascent, and the result stays
     finite. With α = 1 this is Eq. 14 of Knolle et al. 2023 (arXiv 2308.12018), which approximates
     `bam_exact` with λ = r up to O(r²). Other α give the mixing of Zhao et al. 2022, which penalises
-    with λ = α·r. It costs two gradients. With a direction of a cheaper part, α < 1 needs a third,
-    the whole g_i.
+    with λ = α·r. It costs two gradients. If a cheaper part gives the direction, α < 1 costs a
+    third: the whole g_i.
 
     A cheaper direction is as private, because it still comes from the example alone: its first k
     views (`ascent_views`), or chosen parameters (`ascent_mask`), whose shift leaves the other
@@ -223,8 +223,8 @@ def _mixed_gradient(
     here, ahead = _here_and_ahead(loss_fn, ascent_views, ascent_mask, radius, params, example)
     if here is None:
         here = jax.grad(loss_fn)(params, example)
-    right = (mix >= 0) & (mix <= 1)  # a traced number could not be checked before
-    mix = jnp.where(right, mix, jnp.nan)
+    in_range = (mix >= 0) & (mix <= 1)  # a traced number could not be checked before
+    mix = jnp.where(in_range, mix, jnp.nan)
     return jax.tree.map(lambda g0, gr: ((1 - mix) * g0 + mix * gr).astype(g0.dtype), here, ahead)
 
 
@@ -260,8 +260,8 @@ def bam_exact(
     $\nabla [L + \lambda \|\nabla L\|_2] = g_i + \lambda H_i\, g_i / \|g_i\|_2$, Eq. 13 of Knolle et
     al. 2023 (arXiv 2308.12018). If the gradient is zero, the penalty has subgradient 0, not NaN.
     The gradient is linearised once: the primal pass gives $g_i$, and the linear map gives the
-    Hessian-vector product. So $g_i$ is computed once, or twice if `ascent_views` chooses a few
-    views.
+    Hessian-vector product. With `ascent_views` the primal pass gives the gradient of the first
+    views instead, and $g_i$ is computed besides.
 
     Two options are cheaper and exact for another penalty: `ascent_views` penalises the gradient
     norm of the first k views, and `ascent_mask` the norm of the chosen parameters' gradient. Errors

@@ -43,7 +43,7 @@ def in_batch(
 ) -> Int[Array, " slots"]:
     """The row number at each slot if the rows' order is random already, as by `sampling.pad`.
 
-    Then the places rest on the secrecy of the batches' seed, too.
+    The places are then as secret as the seed of the batches.
     """
     rows = jnp.arange(_num_slots(mask, microbatch_size, num_devices))
     return _real_rows_first(rows, mask, microbatch_size, num_devices)
@@ -58,7 +58,7 @@ def _real_rows_first(
 ) -> Int[Array, " slots"]:
     """Moves real rows into the first microbatches; each keeps its place within a microbatch.
 
-    So as many microbatches have real rows as the fullest place has of them.
+    The number of microbatches with a real row is then the largest number of real rows at one place.
     """
     rows = rows.reshape(-1, microbatch_size)
     is_real = mask.at[rows].get(mode="fill", fill_value=False)

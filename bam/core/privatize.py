@@ -75,9 +75,10 @@ def privatize(
       key: `[8]` words, used for nothing else. Use `bam.secret_key()` for a release, or
         `bam.seeded_key(seed)` to repeat a run; anyone who guesses the seed knows that key. If two
         transforms have one key, as in `optax.multi_transform`, each gradient reveals the other.
-      strategy: of noise that is correlated over steps, see `bam.core.strategy`. Its batches must
-        not hold an example twice within that many steps (`bam.privacy.mechanisms.banded`), and σ
-        must come from that mechanism: `bam.epsilon(noise_multiplier=σ, …)` is too small for it.
+      strategy: the factors that correlate the noise over steps, see `bam.core.strategy`. With b
+        factors, batches must not hold an example twice within b steps
+        (`bam.privacy.mechanisms.banded`), and σ must come from that mechanism:
+        `bam.epsilon(noise_multiplier=σ, …)` is too small for it.
 
     Returns:
       An optax transform. Its `update(grads, state, params, mask=mask)` takes a pytree of `[B, ...]`
@@ -243,10 +244,11 @@ def private_mean(
 ) -> tuple[Grads, Float[Array, " batch"], PrivatizeState]:
     r"""The private mean in constant memory, $(\sum_i m_i\, clip(g_i) + N(0, \sigma^2 S^2)) / l$.
 
-    Every private step of this library calls it. g_i is `grad_fn(params, example)`, an oracle's
-    `grad` at the weights that its `ascend` returns. The rows must be a batch of `sampling.pad`, at
-    random places, and the call must be part of a compiled program. Returns the mean, the norms of
-    `clipped_sum`, which are NOT private, and the next step's state.
+    `bam train` and `bam.PrivateTraining` call it in every private step. g_i is
+    `grad_fn(params, example)`, an oracle's `grad` at the weights that its `ascend` returns. The
+    rows must be a batch of `sampling.pad`, at random places, and the call must be part of a
+    compiled program. Returns the mean, the norms of `clipped_sum`, which are NOT private, and the
+    next step's state.
     """
     clip = as_declared(clip)
     # Noise for S · σ, whatever the number of rows: an empty batch gets as much.

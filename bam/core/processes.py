@@ -17,7 +17,7 @@ def writes() -> bool:
     return jax.process_index() == 0
 
 
-def random_bits(num_words: int) -> np.ndarray:
+def random_words(num_words: int) -> np.ndarray:
     """Secret 32-bit words of the operating system, the same in every process."""
     return from_first(np.frombuffer(secrets.token_bytes(4 * num_words), np.uint32))
 
@@ -30,7 +30,7 @@ def from_first(value: np.generic | np.ndarray) -> np.ndarray:
 
 
 def any_of(flag: bool) -> bool:
-    """Whether a flag is set in any process; all processes must ask."""
+    """Whether a flag is set in any process; every process must call this."""
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))

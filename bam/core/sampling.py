@@ -30,10 +30,11 @@ PADDING = 2**31 - 1  # stands for a row number where there is no example
 
 
 class PaddedBatch(NamedTuple):
-    """Row numbers of the sampled examples, at random places among a fixed number of rows.
+    """Row numbers of the sampled examples, at random positions among a fixed number of rows.
 
     Attributes:
-      indices: `[M]` int32 row numbers in the data set, and `PADDING` at places without an example.
+      indices: `[M]` int32 row numbers in the data set, and `PADDING` at positions without an
+        example.
       mask: `[M]` bool, True for sampled examples.
     """
 
@@ -192,11 +193,11 @@ def usual_capacity(
 
 
 def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: int) -> PaddedBatch:
-    """Puts row numbers at random places of `capacity` rows, doubled until they all fit.
+    """Puts row numbers at random positions of `capacity` rows, doubled until they all fit.
 
-    All places, in any order, are equally likely. So removing a row does not change the law of the
-    other rows' places, and the bits that a `vmap` computes at a place do not tell who else was
-    drawn. That holds while the draw fits the capacity; the probability that it does not
+    All positions, in any order, are equally likely. So removing a row does not change the law of
+    the other rows' positions, and the bits that a `vmap` computes at a position do not tell who
+    else was drawn. That holds while the draw fits the capacity; the probability that it does not
     (`usual_capacity`) adds to δ. A draw is never cut, because leaving examples out would change the
     sampling distribution. A longer shape is rare and costs one more compilation.
 
@@ -219,8 +220,8 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: 
         raise InputError("the batch has a row twice: one example would count twice")
     while capacity < len(indices):
         capacity *= 2
-    # Another stream than the draw, so a place says nothing about who was drawn.
-    places = permutation(seeds.host_key(seed, "batches"), Stream.SLOTS, step, capacity)
+    # Another stream than the draw, so a position says nothing about who was drawn.
+    slots = permutation(seeds.host_key(seed, "batches"), Stream.SLOTS, step, capacity)
     padded = np.full(capacity, PADDING, np.int32)
-    padded[places[: len(indices)]] = indices
+    padded[slots[: len(indices)]] = indices
     return PaddedBatch(padded, padded != PADDING)

@@ -49,10 +49,10 @@ def real(name: str, value: Any) -> float:
 
 
 def argument(name: str, value: Any) -> Number:
-    """Returns `value` as a float that 32 bits hold, or the tracer of a float in at least float32.
+    """Returns `value` as a float that float32 does not overflow, or the tracer of a float.
 
-    InputError for anything else. A tracer's value cannot be checked here. If it is out of range,
-    the results are NaN: see `bam.core.engine`.
+    Infinity and NaN pass. A tracer is in at least float32. InputError for anything else. A tracer's
+    value cannot be checked here. If it is out of range, the results are NaN: see `bam.core.engine`.
     """
     if not isinstance(value, jax.core.Tracer):
         read = real(name, value)
@@ -79,7 +79,7 @@ def whole(name: str, value: Any) -> int:
 
 
 def count(name: str, value: Any) -> int:
-    """Returns an integer, or a float that equals one, as an int."""
+    """Returns an integer, or a float without a fractional part, as an int."""
     read = number(name, value)
     if not (math.isfinite(read) and read == int(read)):
         raise InputError(f"{name} must be an integer, got {read}")

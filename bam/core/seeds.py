@@ -23,7 +23,7 @@ from bam.core.tracing import being_traced
 from bam.errors import InputError
 
 SEED_BITS = 256  # of the longest seed, because a key has no more
-# Label of each stream that a seed gives -> its use.
+# Label of each key that a seed gives -> the use of the key.
 KEY_LABELS = {
     "noise": "noise on every sum, and places of the rows in their microbatches",
     "batches": "who is in a batch, the parts of the data, and the rows' places in a padded batch",
@@ -32,8 +32,8 @@ KEY_LABELS = {
     "weights": "initial weights",
     "views": "random views and mixtures, and an example's `key`",
 }
-# JAX's own streams have 64-bit keys and are not cryptographic, so no guarantee rests on them. All
-# others have keys of ChaCha20.
+# JAX's own keys have 64 bits, and its random numbers are not cryptographic, so no guarantee rests
+# on them. All other keys are ChaCha20's.
 JAX_LABELS = {"weights": 0, "views": 2}
 
 
@@ -67,7 +67,7 @@ def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
     """
     _check_untraced("seeded_key")
     if label in JAX_LABELS:
-        raise InputError(f"the stream {label!r} of a seed is JAX's: choose another label")
+        raise InputError(f"the key {label!r} of a seed is JAX's: choose another label")
     return jnp.asarray(_derived_key(seed, label))
 
 
@@ -140,12 +140,14 @@ _in_use: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
 
 
 def register_key(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], None]:
-    """Registers a key for one transform; returns a check that it starts for one set of parameters.
+    """Registers a key for one transform; returns a check of the parameters in its `init`.
+
+    The check is an InputError if `init` is called again for other shapes.
 
     A key object that was given to a transform before is refused, even if that transform is gone.
-    Another key with the same words, such as a seed
-    gives twice, is a warning while the other transform exists: it is right in two trainings that
-    are compared, and wrong within one. A traced key cannot be checked.
+    Another key with the same words, such as a seed gives twice, is a warning while the other
+    transform exists: it is right in two trainings that are compared, and wrong within one. A traced
+    key cannot be checked.
     """
     check_key(key)
     started: list[object] = []

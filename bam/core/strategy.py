@@ -32,8 +32,8 @@ from bam.errors import InputError
 
 INDEPENDENT = (1.0,)
 UNITS = 256  # every c_j is a multiple of 1/256, so that products are integers
-# Largest Σ|c_j| · Σ_j |C^-1 e_1|_j. An entry of z is below 2^24.1, so all sums are below
-# 100 · 2^24.1 < 2^31.
+# Largest Σ|c_j| · Σ_j |C^-1 e_1|_j. An entry of z is below 2^24 (`gaussian`), and rounding down
+# adds less than 1 to it, so all sums are below 100 · (2^24 + 1) < 2^31.
 MOST_GROWTH = 100.0
 HORIZON = 2**14  # steps for which growth is computed; the rest must be negligible by then
 
@@ -41,7 +41,7 @@ HORIZON = 2**14  # steps for which growth is computed; the rest must be negligib
 def square_root(bands: int) -> tuple[float, ...]:
     r"""The first b coefficients of $(1 - x)^{-1/2}$, in 256ths: 1, 1/2, 3/8 and so on.
 
-    Among strategies of b numbers they are close to the best for the sum of all gradients so far.
+    Among strategies of b numbers they are close to optimal for the prefix sums of the gradients.
     b = 1 is independent noise. InputError for fewer than 1 or more than 256 bands.
 
     Examples:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import custom_batching
 from jaxtyping import Array, Bool, PyTree
 
-from bam.core.closure import Same
+from bam.core.closure import StaticValue
 from bam.errors import InputError
 
 MOST_PROGRAMS = 32
@@ -62,7 +62,7 @@ def compiled_once(
     reuse the memory of the arguments `donate`, which are counted after the parts.
     """
     numbers, tree = jax.tree.flatten(parts)
-    static = {name: Same(value) for name, value in structure.items()}
+    static = {name: StaticValue(value) for name, value in structure.items()}
     return functools.partial(_program(fn, tree, donate, **static), numbers)
 
 
@@ -72,7 +72,7 @@ def _program(
     parts: jax.tree_util.PyTreeDef,
     donate: tuple[int, ...],
     /,
-    **structure: Same,
+    **structure: StaticValue,
 ) -> Callable[..., Any]:
     values = {name: same.value for name, same in structure.items()}
 
@@ -86,9 +86,10 @@ def _program(
 def check_keys(key: PyTree, step: PyTree = 0) -> None:
     """Raises an InputError for a noise key that a program would use more than once.
 
-    Two cases are refused: a key that is a constant of the program being traced, and equal keys with
-    equal steps that `vmap` maps over, if their values are visible. A key that a program computes
-    from constants looks like a key that it was given, so it is not noticed.
+    Three cases are refused: a key that is a constant of the traced program, a key that `vmap` does
+    not map over, and equal keys with equal steps that `vmap` maps over, if their values are
+    visible. A key that a program computes from constants looks like a key that it was given, so it
+    is not noticed.
     """
     key, *_ = jax.tree.leaves(key)
     if not being_traced():

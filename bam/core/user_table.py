@@ -17,9 +17,8 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
     """The rows of each user, at most k of them; -1 where a user has fewer.
 
     Users are in the order of their ids, so adding a user leaves the other users' rows as they are;
-    only their places in the table shift.
-    If a user has more than k rows, k of them are kept, evenly spaced in the order of the source.
-    Which ones does not depend on other users.
+    only their places in the table shift. If a user has more than k rows, k of them are kept, evenly
+    spaced in the order of the source. The choice does not depend on other users.
 
     Args:
       ids: id of each row's user.

@@ -20,8 +20,8 @@ from bam.core import scalars
 from bam.errors import InputError
 from bam.privacy import pld, tradeoff
 
-# Range of a target ε. Outside it ε means nothing, and rounding errors or long privacy loss
-# distributions spoil it.
+# Range of a target ε. Below, rounding errors are not small beside ε. Above, ε protects nobody, and
+# the tables of the privacy loss are long.
 SMALLEST_EPSILON, LARGEST_EPSILON = 1e-3, 256
 LARGEST_NUM_STEPS = 10**7  # no training has more, and rounding errors grow with their number
 # Below, σ protects nobody and ε is infinite; above, nothing is learnt. Powers of both would leave
@@ -84,11 +84,11 @@ def epsilon(
 ) -> float:
     """ε of T steps of the Poisson-sampled Gaussian mechanism, at a given δ.
 
-    Neighbours: one example is replaced by nothing, at the same q and T (zero-out). ε is 0 for T = 0
-    or q = 0, and otherwise `inf` for σ below 1e-6.
+    Neighbours: one example is replaced by nothing, at the same q and T (zero-out). ε is 0 for
+    T = 0, q = 0 or σ = ∞, and otherwise `inf` for σ below 1e-6.
 
     Args:
-      noise_multiplier: σ from 0 to 10⁶, noise standard deviation over L2 sensitivity.
+      noise_multiplier: σ from 0 to 10⁶, or ∞; noise standard deviation over L2 sensitivity.
       sampling_prob: q in [0, 1], the Poisson sampling probability.
       num_steps: T, from 0 to 10⁷.
       delta: δ in (0, 1); for "pld" at least T · 2⁻⁵⁰ + 2e-15, twice its rounding error.
@@ -111,7 +111,7 @@ def epsilon(
     # Plain floats, because dp-accounting would compute in the few bits of NumPy's narrow types.
     sigma = scalars.real("noise_multiplier", noise_multiplier)
     prob, steps, delta = read_steps(sampling_prob, num_steps, delta)
-    check_mechanism(prob, steps, delta, accountant)
+    check_steps(prob, steps, delta, accountant)
     check_noise_multiplier(sigma)
     return cached_epsilon(accountant, sigma, prob, steps, delta)
 
@@ -128,7 +128,7 @@ def cached_epsilon(
     return ACCOUNTANTS[accountant](sigma, prob, num_steps, delta)
 
 
-def joint_epsilon(mechanisms: Sequence[PoissonSteps], delta: float) -> float:
+def joint_epsilon(events: Sequence[PoissonSteps], delta: float) -> float:
     """ε of several Poisson-sampled Gaussian mechanisms on the same data, at a given δ, by PLD.
 
     Their privacy losses are composed. If each has ε_i at δ_i and the δ_i add up to δ, the result is
@@ -141,17 +141,17 @@ def joint_epsilon(mechanisms: Sequence[PoissonSteps], delta: float) -> float:
       6.769
     """
     delta = scalars.real("delta", delta)
-    if not all(0 < sigma < math.inf and q > 0 and steps > 0 for sigma, q, steps in mechanisms):
+    if not all(0 < sigma < math.inf and q > 0 and steps > 0 for sigma, q, steps in events):
         raise InputError("noise_multiplier, sampling_prob and num_steps must be positive")
-    if not mechanisms:
+    if not events:
         raise InputError("the joint epsilon needs at least one mechanism")
-    for sigma, prob, steps in mechanisms:
-        check_mechanism(prob, steps, delta, "pld")
+    for sigma, prob, steps in events:
+        check_steps(prob, steps, delta, "pld")
         check_noise_multiplier(sigma)
     # Composing two tables rounds like one more step, even for Gaussians without sampling.
-    pld.check(0.5, sum(steps + 1 for *_, steps in mechanisms), delta)
-    _check_room(mechanisms, delta)
-    return pld.joint_epsilon(mechanisms, delta)
+    pld.check(0.5, sum(steps + 1 for *_, steps in events), delta)
+    _check_room(events, delta)
+    return pld.joint_epsilon(events, delta)
 
 
 def deltas(
@@ -165,7 +165,7 @@ def deltas(
     noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
     epsilons = [scalars.real("epsilons", x) for x in epsilons]
     sampling_prob, num_steps, _ = read_steps(sampling_prob, num_steps, 0.5)
-    check_mechanism(sampling_prob, num_steps, 0.5, "pld")
+    check_steps(sampling_prob, num_steps, 0.5, "pld")
     if not (noise_multiplier > 0 and sampling_prob > 0 and num_steps > 0 and min(epsilons) >= 0):
         raise InputError(
             "noise_multiplier, sampling_prob and num_steps must be positive, and epsilons at "
@@ -202,8 +202,8 @@ def noise_multiplier(
     """The smallest noise multiplier σ that keeps T steps within (ε, δ).
 
     `epsilon(noise_multiplier=σ, …)` is never above the target, which must be from 0.001 to 256. ε
-    is at most a relative 1e-5 below the target; it is further below if a σ below 0.1 suffices, if q
-    · T ≤ δ, or if ε jumps. The other arguments and errors are those of `epsilon`, with q and T
+    is at most a relative 1e-5 below the target; it is further below if a σ below 0.1 suffices, if
+    q · T ≤ δ, or if ε jumps. The other arguments and errors are those of `epsilon`, with q and T
     above 0.
 
     Examples:
@@ -214,7 +214,7 @@ def noise_multiplier(
     """
     target = scalars.real("target_epsilon", target_epsilon)
     prob, steps, delta = read_steps(sampling_prob, num_steps, delta)
-    check_mechanism(prob, steps, delta, accountant)
+    check_steps(prob, steps, delta, accountant)
     check_search(target, prob, steps)
     return _noise_multiplier(accountant, target, prob, steps, delta)
 
@@ -232,6 +232,7 @@ def _noise_multiplier(
     # A cheap bound brackets σ; the accountant's own refines it.
     sigma = least_noise(lambda s: _by_rdp(s, *steps, FEW_ORDERS), target, 1.0, 1e-2)
     any_noise_will_do = prob * num_steps <= delta  # P(an example is ever drawn) ≤ δ
+    # RDP with few orders decides alone, with 1 % more noise: PLD's tables would grow too long.
     if sigma < LEAST_PLD_NOISE or any_noise_will_do:
         return 1.01 * sigma
     spacing = min(pld.COARSE, target / 50, prob / sigma)
@@ -261,7 +262,8 @@ def _by_rdp(
     with without_order_warnings():
         step = _step_rdp(sigma, prob, orders)
         spent = float(compute_epsilon(step.orders, num_steps * step.rdp, delta)[0])
-    # It also returns 0 when rounding errors add up.
+    # `compute_epsilon` also returns 0 where rounding makes a Rényi divergence negative. So another
+    # bound replaces a 0.
     return spent or epsilon_near_zero(sigma, prob, num_steps, delta)
 
 
@@ -337,21 +339,22 @@ def without_order_warnings() -> Iterator[None]:
 
 
 def _joint_rdp(
-    mechanisms: Sequence[PoissonSteps], delta: float, orders: tuple[float, ...] | None
+    events: Sequence[PoissonSteps], delta: float, orders: tuple[float, ...] | None
 ) -> float:
     with without_order_warnings():
-        steps = [_step_rdp(*x[:2], orders) for x in mechanisms]
-        rdp = sum(x.num_steps * step.rdp for x, step in zip(mechanisms, steps, strict=True))
+        steps = [_step_rdp(*x[:2], orders) for x in events]
+        rdp = sum(x.num_steps * step.rdp for x, step in zip(events, steps, strict=True))
         return float(compute_epsilon(steps[0].orders, rdp, delta)[0])
 
 
-def _check_room(mechanisms: Sequence[PoissonSteps], delta: float) -> None:
+def _check_room(events: Sequence[PoissonSteps], delta: float) -> None:
     """InputError if PLD's tables would fill the memory."""
-    about, least = math.inf, min(x.noise_multiplier for x in mechanisms)
-    # RDP is fast and tells the tables' size beforehand. For a large ε few orders say too much.
+    about, least = math.inf, min(x.noise_multiplier for x in events)
+    # RDP is fast, and the tables grow with its ε. Few orders overestimate a large ε, so from
+    # σ = 0.1, all orders are tried before the refusal.
     for orders, smallest in ((FEW_ORDERS, SMALLEST_NOISE), (None, LEAST_PLD_NOISE)):
         if about > LARGEST_PLD_EPSILON and least >= smallest:
-            about = _joint_rdp(mechanisms, delta, orders)
+            about = _joint_rdp(events, delta, orders)
     if about > LARGEST_PLD_EPSILON:
         raise InputError(
             f"epsilon would be about {about:.2g}, too large for accountant pld and for any "
@@ -388,7 +391,7 @@ def check_search(target_epsilon: float, sampling_prob: float, num_steps: int) ->
         )
 
 
-def check_mechanism(sampling_prob: float, num_steps: int, delta: float, accountant: str) -> None:
+def check_steps(sampling_prob: float, num_steps: int, delta: float, accountant: str) -> None:
     """InputError for a q, T or δ out of range, or an unknown accountant."""
     if accountant not in ACCOUNTANTS:
         raise InputError(f"unknown accountant {accountant!r}; choose from {', '.join(ACCOUNTANTS)}")

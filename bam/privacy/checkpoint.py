@@ -78,7 +78,7 @@ def _reserve(file: int, num_bytes: int) -> None:
 
 
 def write(folder: Path, header: JsonObject, tree: PyTree) -> None:
-    """Writes the checkpoint of `header["step"]`, which becomes the newest, and drops the oldest.
+    """Writes the checkpoint of `header["step"]`; keeps only it and the one before it.
 
     OSError if it cannot be written, as on a full disk; earlier ones stay.
     """

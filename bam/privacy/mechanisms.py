@@ -22,7 +22,7 @@ from bam.privacy import accounting
 from bam.privacy.accounting import poisson_event, poisson_steps
 from bam.privacy.rounding import rounded_up
 
-# The relation of neighbouring data sets: in few words, which continue "of N examples", and in full.
+# The relation of neighbouring data sets: in few words, followed by "of N examples", and in full.
 # It is `add_or_remove_one` if N was given.
 ADJACENCIES = {
     "zero_out": (
@@ -36,7 +36,8 @@ BEST_OF_TRIALS = "best_of_trials"  # its ε covers a whole search, see `selectio
 BY = "by ChaCha20 with a key of 256 bits"
 NOISE = (
     "Gaussian, rounded to integer multiples of a grid on which the bounded gradients lie too, so "
-    f"that no rounding depends on the data; reaches 10 standard deviations; random numbers {BY}"
+    "that no rounding depends on the data; reaches at least 10 standard deviations; "
+    f"random numbers {BY}"
 )
 
 
@@ -106,10 +107,10 @@ class Mechanism:
         """The noise as a release describes it."""
         if len(self.strategy) == 1:
             return NOISE
-        weights = ", ".join(str(c) for c in self.strategy[1:])
+        factors = ", ".join(str(c) for c in self.strategy[1:])
         return (
-            f"{NOISE}; a step's is fresh noise less the integer part of the last "
-            f"{len(self.strategy) - 1} steps' noise times {weights}"
+            f"{NOISE}; a step's is fresh noise less the last {len(self.strategy) - 1} steps' noise "
+            f"times {factors}, added up and rounded down to the grid"
         )
 
     def epsilon(

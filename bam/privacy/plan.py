@@ -60,7 +60,7 @@ class Population:
     num_examples_given: bool = False
 
     def __post_init__(self) -> None:
-        """Copies the numbers; InputError for one of another type or below 0."""
+        """Copies the numbers; InputError for one of another type or out of range."""
         _read_numbers(self)
 
     def numbered(self, groups: np.ndarray | Sequence[object] | None) -> Int64[np.ndarray, " rows"]:
@@ -91,7 +91,8 @@ class PrivacyPlan:
       population: the N examples or users.
       expected_batch_size: l.
       num_steps: the largest number of steps that the run may begin; ε covers them all.
-      noise_multiplier: σ; the noise on a step's sum has deviation σS, with the clip's S.
+      noise_multiplier: σ; the fresh noise on a step's sum has at least the deviation σS, with the
+        clip's S.
       epsilon: ε after all T steps, at most the target; `inf` for a non-private run.
       delta: δ.
       accountant: "pld" or "rdp".
@@ -111,7 +112,7 @@ class PrivacyPlan:
     spare_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Copies the arguments; InputError for one of another type or below 0."""
+        """Copies the arguments; InputError for one of another type or out of range."""
         _read_numbers(self)
         config = types.MappingProxyType(mechanisms.read_options(self.mechanism_config))
         object.__setattr__(self, "mechanism_config", config)
@@ -198,7 +199,11 @@ class PrivacyPlan:
 
     @property
     def sampling_prob(self) -> float:
-        """The ratio l/N: the sampling probability q, but for random allocation, whose q is 1/b."""
+        """The ratio l/N.
+
+        It is the sampling probability q, except with random allocation, where q is 1/b (see
+        `mechanism.sampling_prob`).
+        """
         return self.expected_batch_size / max(1, self.num_examples)
 
     @property
@@ -411,8 +416,7 @@ def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
 
     The privacy losses of all planned steps are composed. At the sum of the plans' δ the result is
     at most the sum of their ε, and usually much less. At a smaller δ it may be more. The runs must
-    have independent batches and
-    noise: no seed, or different seeds. A plan does not say that.
+    have independent batches and noise: no seed, or different seeds. A plan does not say that.
 
     Raises an InputError if there is no plan, a plan is not private, its ε does not come from
     Poisson-sampled Gaussians (random allocation, a private search), plans have different units or
@@ -488,8 +492,8 @@ def _check(plan: PrivacyPlan) -> None:
         raise InputError(f"num_steps must be at least 1, got {plan.num_steps}")
     if not SMALLEST_DELTA <= plan.delta < 1 / plan.num_examples or plan.overflow >= plan.delta:
         raise InputError(
-            f"delta {plan.delta} must be positive and below 1/N = {1 / plan.num_examples:.2g}; "
-            f"a larger delta would allow publishing "
+            f"delta {plan.delta} must be at least {SMALLEST_DELTA} and below 1/N = "
+            f"{1 / plan.num_examples:.2g}; a larger delta would allow publishing "
             f"{'a user' if plan.unit == 'user' else 'an example'} outright"
         )
     # The central limit can understate ε.
@@ -502,14 +506,16 @@ def _check(plan: PrivacyPlan) -> None:
 
 
 def _read_numbers(record: PrivacyPlan | Population) -> None:
-    """Makes the numbers plain Python ones; InputError for one of another type or below 0."""
+    """Makes the numbers plain Python ones; InputError for another type, or one out of range."""
     for name, kind in typing.get_type_hints(type(record)).items():
         if kind not in READERS:
             continue
         value = READERS[kind](name, getattr(record, name))
         most = math.inf if isinstance(value, float) else 2**31 - 2
         if not 0 <= value <= most:
-            raise InputError(f"{name} must be of type {kind.__name__} from 0, got {value!r}")
+            raise InputError(
+                f"{name} must be of type {kind.__name__} and from 0 to {most}, got {value!r}"
+            )
         object.__setattr__(record, name, value)
 
 

@@ -47,12 +47,12 @@ def epsilon(
 
 
 def joint_epsilon(
-    mechanisms: Sequence[tuple[float, float, int]], delta: float, spacing: float = FINE
+    events: Sequence[tuple[float, float, int]], delta: float, spacing: float = FINE
 ) -> float:
     """An upper bound on ε of several mechanisms (σ, q, T), all positive, on the same data."""
-    composed, error = _composed(*mechanisms[0], spacing)
-    for mechanism in mechanisms[1:]:
-        other, its_error = _composed(*mechanism, spacing)
+    composed, error = _composed(*events[0], spacing)
+    for event in events[1:]:
+        other, its_error = _composed(*event, spacing)
         composed, error = composed.compose(other), error + its_error + ROUNDING
     return float(composed.get_epsilon_for_delta(delta - error))
 
@@ -111,7 +111,10 @@ def _composed(
 def step_pld(
     noise_multiplier: float, sampling_prob: float, spacing: float
 ) -> PrivacyLossDistribution:
-    """The distribution of one step; `LooseBoundWarning` if its losses are below three spacings."""
+    """The distribution of one step; `LooseBoundWarning` if its losses are below 3 · `FINE`.
+
+    Coarse tables, for searches, do not warn.
+    """
     if (
         spacing == FINE
         and tradeoff.mu_of_noisy_sgd(noise_multiplier, sampling_prob, 1) < 3 * spacing

@@ -50,37 +50,43 @@ class DrawnBatch(NamedTuple):
     """The examples of one step of a `PrivateTraining`; all fields are as secret as the examples.
 
     You may replace a row's values by others of the same shape, computed from that row alone. Rows
-    cannot be added, and `mask`, `step` and `run` must stay as they are.
+    cannot be added, and `mask`, `step` and `tag` must stay as they are.
 
     Attributes:
       examples: pytree of `[M, ...]`, at random places, with zeros where there is no example; for
         users `[M, k, ...]`, one row for each user.
       mask: `[M]`, or `[M, k]` for users, True for examples.
       step: from 1.
-      run: two words that identify the training, the step and the mask.
+      tag: two words, made of the training's tag, the step and a checksum of the mask.
     """
 
     examples: PyTree
     mask: Bool[Array | np.ndarray, "rows ..."]
     step: Int32[Array | np.ndarray, ""]
-    run: UInt32[Array | np.ndarray, "2"]
+    tag: UInt32[Array | np.ndarray, "2"]
 
 
 class PrivateState(NamedTuple):
-    """State of `PrivateTraining.gradient`: clip, noise and the last private gradient.
+    """State of `PrivateTraining.gradient`.
 
     Never publish it, and never save it beside a release: it holds the noise key.
+
+    Attributes:
+      privatize: state of the clip and of the noise.
+      previous: the last private gradient, for the trained parameters alone; zeros before the first
+        step.
+      tag: two words that identify the training.
     """
 
     privatize: PrivatizeState
     previous: Grads
-    run: UInt32[Array, "2"]
+    tag: UInt32[Array, "2"]
 
 
 class PrivateTraining:
     r"""A private training of T = num_epochs · ⌊N/l⌋ steps, in a user's own loop.
 
-    `gradient` is an optax transform from a drawn batch to the private gradient
+    `gradient` makes an optax transform from a drawn batch to the private gradient
     $\big(\sum_i \mathrm{clip}(g_i) + N(0, \sigma^2 S^2 I)\big) / l$; chain any optimizer after it.
     `batches` draws the T batches. The randomness lives in this process alone: a fork of the process
     cannot use it, and threads that share the object get each step once. If a crash ends a training,
@@ -178,7 +184,8 @@ class PrivateTraining:
             raise InputError(
                 f"mesh must have one axis with devices of this process only, got {mesh}"
             )
-        self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)  # of an axis of type Auto
+        # The same devices, with an axis of type Auto.
+        self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)
         self._num_devices = self._mesh.size if self._mesh else 1
         self._clip = clip
         if not isinstance(trainable, str):
@@ -208,12 +215,12 @@ class PrivateTraining:
         self._run = PrivateRun(plan, seed, self._num_devices)
         if path is not None:
             self._run.open(path, self._record, self._digests)
-        # No noise is used twice. A batch must belong to this training, unchanged (`_words`), and
+        # No noise is used twice. A batch must belong to this training, unchanged (`_tag`), and
         # its step must be the state's next one (`noise.step`); both are checked under `jit`, too.
         # Outside `jit`, a batch is used once whatever the state (`_used` is the last one). A state
         # is made once, before the first draw (`_initialised`; `_first` counts the steps before this
         # object was made).
-        self._words = self._run.key("whose batch")[:2].copy()
+        self._tag = self._run.key("whose batch")[:2].copy()
         self._first = self._used = self._run.step
         self._initialised = self._transformed = False
         # Warns if another transform has the same key, as from the same seed.
@@ -285,11 +292,11 @@ class PrivateTraining:
             batch = batch if table is None else user_table.examples(batch, table)
             examples = jax.tree.map(lambda x, batch=batch: self._rows(batch, x), data)
             number, mask = np.array(step, np.int32), np.asarray(batch.mask)
-            run = np.asarray(_words_of(self._words, number, mask))
-            # Read-only, because `run` has a checksum of the mask.
-            for fact in (number, mask, run):
+            tag = np.asarray(_tag_of_batch(self._tag, number, mask))
+            # Read-only, because `tag` has a checksum of the mask.
+            for fact in (number, mask, tag):
                 fact.setflags(write=False)
-            yield DrawnBatch(examples, mask, number, run)
+            yield DrawnBatch(examples, mask, number, tag)
 
     def _rows(self, batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
         """A batch's rows of one array on the devices, zeros where there is no example."""
@@ -375,11 +382,11 @@ class PrivateTraining:
                 self._check_rows(batch)
             tracing.check_one_program("a PrivateTraining")
             # Under `jit` these are tracers: then the result is NaN where an error is raised here.
-            right, noise = _is_next(batch, state), state.privatize.noise
+            is_next, noise = _is_next(batch, state), state.privatize.noise
             tracing.check_keys(noise.key, noise.step)
-            if isinstance(right, jax.core.Tracer):
+            if isinstance(is_next, jax.core.Tracer):
                 return compiled(batch, state, params)
-            if not right:
+            if not is_next:
                 raise InputError(
                     f"the batch of step {batch.step} does not follow the state, which has seen "
                     f"{noise.step} steps, or it comes from another training, or its mask was "
@@ -406,14 +413,14 @@ class PrivateTraining:
         """InputError if rows were added to a drawn batch, or have another shape than the data's."""
         user_axis = (self.plan.group_size,) if self.plan.group_size else ()
         shape, dtype = np.shape(batch.mask), getattr(batch.mask, "dtype", None)
-        words = [(np.shape(x), getattr(x, "dtype", None)) for x in (batch.step, batch.run)]
+        facts = [(np.shape(x), getattr(x, "dtype", None)) for x in (batch.step, batch.tag)]
         if (
             len(shape) != 1 + len(user_axis)
             or dtype != np.bool_
-            or words != [((), np.int32), ((2,), np.uint32)]
+            or facts != [((), np.int32), ((2,), np.uint32)]
         ):
             raise InputError(
-                "mask, step or run of this batch were changed: only its examples may be"
+                "mask, step or tag of this batch were changed: only its examples may be"
             )
         if self._row_shapes is None:
             return
@@ -455,10 +462,13 @@ class PrivateTraining:
         # The private gradient is float32 or wider, whatever the parameters are.
         wide = jax.tree.map(lambda x: pytree.at_least_float32(jnp.asarray(x)), trained)
         state = PrivatizeState(self._clip.init(trained), noise)
-        return PrivateState(state, optax.tree.zeros_like(wide), jnp.asarray(self._words))
+        return PrivateState(state, optax.tree.zeros_like(wide), jnp.asarray(self._tag))
 
     def _fitting(self, microbatch_size: int) -> int:
-        """The microbatch size as asked, or a smaller one if 32 bits cannot hold the sum."""
+        """The number of rows, or of users, in a microbatch of at most `microbatch_size` examples.
+
+        It is at least 1, and smaller if 32 bits cannot hold the sum.
+        """
         size = scalars.count("microbatch_size", microbatch_size)
         size = max(1, size // self.plan.group_size) if self.plan.group_size else size
         plan = self.plan
@@ -496,7 +506,7 @@ class PrivateTraining:
 
     @property
     def _digests(self) -> Callable[[bytes], JsonObject] | None:
-        """A digest of the users' names, row by row."""
+        """Folder's key -> digest of the users' ids, in the order of rows; None without users."""
         if self._groups is None:
             return None
         content = repr(self._ids.tolist()).encode(errors="surrogatepass")
@@ -516,14 +526,14 @@ class PrivateTraining:
     def restore(self, like: PyTree) -> PyTree:
         """The last saved pytree, with the structure of `like`; `like` itself if none was saved.
 
-        A state of `init` gets this training's own key and words. InputError if other arrays were
+        A state of `init` gets this training's own key and tag. InputError if other arrays were
         saved, or the training has no folder.
         """
         if self._run.folder is None:
             raise InputError("this training was not saved: pass folder=…, or call save first")
-        words = jnp.asarray(self._words)
+        tag = jnp.asarray(self._tag)
         return jax.tree.map(
-            lambda x: x._replace(run=words) if _is_state(x) else x,
+            lambda x: x._replace(tag=tag) if _is_state(x) else x,
             self._run.restore(like),
             is_leaf=_is_state,
         )
@@ -614,11 +624,11 @@ def _private_gradient(
         mesh=mesh,
     )
     # Another batch than the next one would repeat this step's noise.
-    right = _is_next(batch, state)
-    gradient = jax.tree.map(lambda x: jnp.where(right, x, jnp.nan), gradient)
+    is_next = _is_next(batch, state)
+    gradient = jax.tree.map(lambda x: jnp.where(is_next, x, jnp.nan), gradient)
     gradient = tracing.never_mapped(gradient)
     update = _merged(gradient, optax.tree.zeros_like(params))
-    return update, PrivateState(after, gradient, state.run)
+    return update, PrivateState(after, gradient, state.tag)
 
 
 def _resolved(folder: str | Path) -> Path:
@@ -645,21 +655,22 @@ def _planned(
 
 
 def _is_next(batch: DrawnBatch, state: PrivateState) -> bool | Bool[Array, ""]:
-    values: tuple[Any, ...] = (batch.step, batch.run, batch.mask)
-    values += (state.privatize.noise.step, state.run)
+    values: tuple[Any, ...] = (batch.step, batch.tag, batch.mask)
+    values += (state.privatize.noise.step, state.tag)
     if not any(isinstance(x, jax.core.Tracer) for x in values):
         values = tuple(map(np.asarray, values))  # NumPy is faster for a few small operations
-    number, words, mask, steps_taken, run = values
-    right = (number == steps_taken + 1) & (words == _words_of(run, number, mask)).all()
-    return bool(right) if isinstance(right, np.bool_) else right
+    number, tag, mask, steps_taken, tag_of_training = values
+    expected = _tag_of_batch(tag_of_training, number, mask)
+    is_next = (number == steps_taken + 1) & (tag == expected).all()
+    return bool(is_next) if isinstance(is_next, np.bool_) else is_next
 
 
-def _words_of(
-    run: UInt32[Array | np.ndarray, "2"],
+def _tag_of_batch(
+    tag_of_training: UInt32[Array | np.ndarray, "2"],
     step: Int32[Array | np.ndarray, ""],
     mask: Bool[Array | np.ndarray, "rows ..."],
 ) -> UInt32[Array | np.ndarray, "2"]:
-    """The words that identify a batch: the run's words, XOR the step and a checksum of the mask.
+    """The training's tag, XOR the step and a checksum of the mask.
 
     Each place has its own word, so another mask has another sum, except for one in 2^32.
     """
@@ -670,7 +681,7 @@ def _words_of(
     words = (words ^ (words >> 13)) * xp.uint32(0xC2B2AE3D)
     words = xp.where(mask.ravel(), words ^ (words >> 16), xp.uint32(mask.size))
     checksum = xp.sum(words, dtype=xp.uint32)
-    return run ^ xp.stack([xp.asarray(step).astype(xp.uint32), checksum])
+    return tag_of_training ^ xp.stack([xp.asarray(step).astype(xp.uint32), checksum])
 
 
 def _is_state(node: object) -> bool:

@@ -71,7 +71,7 @@ class AllocatedGaussianDpEvent(OwnEvent):
 def epsilon_of_random_allocation(
     *, noise_multiplier: float, batches_per_epoch: int, num_steps: int, delta: float
 ) -> float:
-    r"""ε of T Gaussians whose batches are drawn by the epoch, by `PLD_accounting`, from above.
+    r"""An upper bound on ε of T Gaussian steps with random allocation, by `PLD_accounting`.
 
     In an epoch of b steps each example is in the batch of just one, any of them equally likely, and
     independently of all others and of other epochs. Seen from an example that is added or removed,
@@ -98,7 +98,7 @@ def epsilon_of_random_allocation(
     """
     if batches_per_epoch < 2:
         raise InputError(f"batches_per_epoch must be at least 2, got {batches_per_epoch}")
-    accounting.check_mechanism(0.0, num_steps, delta, "pld")
+    accounting.check_steps(0.0, num_steps, delta, "pld")
     accounting.check_noise_multiplier(noise_multiplier)
     if num_steps == 0 or math.isinf(noise_multiplier):
         return 0.0

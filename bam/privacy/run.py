@@ -105,7 +105,7 @@ class PrivateRun:
         self._num_devices = num_devices
         self._is_unseeded = seed is None
         self._root_seed = (
-            int.from_bytes(processes.random_bits(8).tobytes()) if self.seed is None else self.seed
+            int.from_bytes(processes.random_words(8).tobytes()) if self.seed is None else self.seed
         )
         self._before = 0  # number of steps that earlier processes drew from other streams
         self.processes = joined = list[JsonObject]()
@@ -124,7 +124,7 @@ class PrivateRun:
     # Drawing.
 
     def key(self, label: str) -> UInt32[np.ndarray, " words"]:
-        """The key of one of the streams, see `seeds.KEY_LABELS`."""
+        """The key with one of the labels `seeds.KEY_LABELS`."""
         return seeds.host_key(self._root_seed, label)
 
     def steps(self) -> Iterator[int]:
@@ -199,7 +199,8 @@ class PrivateRun:
           must_begin: whether a folder where a run was begun is refused.
 
         Raises:
-          InputError: for a folder of another run, or a damaged one; nothing is changed then.
+          InputError: for a folder of another run, or a damaged one. The plan, ledger and
+            checkpoints of a run there are then unchanged.
           BlockingIOError: if another process uses the folder.
           OSError: if it cannot be written.
         """
@@ -220,8 +221,8 @@ class PrivateRun:
             joined = ledger.read_processes(folder, header["processes"])
             num_devices = self._num_devices
 
-            # A function of local variables, not of `self`: the run must be dropped to free its
-            # folder.
+            # It holds no reference to `self`. Otherwise the run would keep itself alive, and its
+            # finalizer would never free the folder.
             def join(first_step: int) -> None:
                 process = ledger.this_process(first_step, num_devices)
                 ledger.add_process(folder, process)
@@ -237,9 +238,8 @@ class PrivateRun:
                 )
             has_steps_left = header["step"] < counted.last_step(header["step"])
             self._digests = self._checked_digests(folder, header, has_steps_left, digests)
-            if (
-                has_steps_left and not begins
-            ):  # a run that has taken its last step draws nothing anew
+            # A run that has taken its last step draws nothing anew.
+            if has_steps_left and not begins:
                 counted.end_period(self.plan.mechanism.period)
             for _ in range(self.step):  # steps that were taken before the run had a folder
                 counted.begin()

@@ -35,8 +35,9 @@ from bam.privacy.mechanisms import Mechanism, OwnEvent
 CHOSEN = "chosen.json"
 # Below, there is hardly a choice; above, the trials would take too long.
 LEAST_TRIALS_MEAN, MOST_TRIALS_MEAN, MOST_TRIALS_SHAPE = 1.01, 10_000, 100
-UNIT = 2**128
-LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20  # of integer noise, over the sensitivity
+ONE = 2**128  # probability 1, as an integer
+# Range of `score_noise_multiplier`. The noise on a score is an integer.
+LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +101,10 @@ class Selection:
         gamma, shape = self.gamma, self.trials_shape
         total = math.log(1 / gamma) if shape == 0 else math.expm1(-shape * math.log(gamma)) / shape
         k, probability = 1, (1 - gamma) / total
-        left = int(uniform * UNIT)
+        left = int(uniform * ONE)
         # Below 1e-30 only the rounding of the probabilities is left, and the search ends. But not
         # before the mean: for a large shape the first probabilities are tiny, too.
-        while left >= (share := int(probability * UNIT)) and (
+        while left >= (share := int(probability * ONE)) and (
             k < self.trials_mean or probability > 1e-30
         ):
             left -= share  # integers, so that no rounding adds up
@@ -206,7 +207,7 @@ def epsilon(
       4.58
     """
     steps = accounting.read_steps(sampling_prob, num_steps, delta)
-    accounting.check_mechanism(*steps, "rdp")
+    accounting.check_steps(*steps, "rdp")
     sigma = scalars.real("noise_multiplier", noise_multiplier)
     accounting.check_noise_multiplier(sigma)
     return _epsilon(selection, sigma, *steps, orders)
@@ -275,7 +276,7 @@ def composed_epsilon(
     delta: float,
     accountant: str,
 ) -> float:
-    """ε of an honest grid by composition: `num_trials` trials, *all* of them released.
+    """ε of a full grid search by composition: `num_trials` trials, *all* of them released.
 
     With one trial, it is the ε of that trial alone. `accountant` is "pld" or "rdp".
     """

@@ -23,7 +23,7 @@ from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.tradeoff import most_power
 
 # False positive rates at which the power of the best test is stated.
-FALSE_ALARMS = (0.001, 0.01, 0.05)
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05)
 FOLDER = "this folder"  # the release, if `bam export` writes it
 
 
@@ -103,9 +103,9 @@ def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | N
     with warnings.catch_warnings(action="ignore", category=pld.LooseBoundWarning):
         f = accounting.poisson_tradeoff(up_to=max(1.0, 1.5 * epsilon), **event._asdict())
 
-    def power(false_alarm: float) -> float:
-        composed = tradeoff.best_true_positive_rate(f, false_alarm) + plan.overflow
-        return min(composed, most_power(epsilon, plan.delta, false_alarm))
+    def power(false_positive_rate: float) -> float:
+        composed = tradeoff.best_true_positive_rate(f, false_positive_rate) + plan.overflow
+        return min(composed, most_power(epsilon, plan.delta, false_positive_rate))
 
     return power
 
@@ -135,7 +135,7 @@ def fields_of_run(
     names = {key: config[key].get("name", NOT_RECORDED) for key in ("method", "clip")}
     return {
         **training_fields(plan, summary, own_parts=parts, clip=names["clip"], **words),
-        **looked_at(config, summary, diagnosed, is_searched(plan), features_words),
+        **fields_on_other_uses(config, summary, diagnosed, is_searched(plan), features_words),
         "trained_by": "bam train",
         "method": names["method"],
     }
@@ -189,14 +189,16 @@ def training_fields(
       exported_by: version and commit of the code that writes the statement.
       released: the released object, if it is not a folder of `bam export`.
     """
-    shares, is_proved = shares_of(record), "oracle" in own_parts and "clip" not in own_parts
+    shares = shares_of(record)
+    # An own loop records no name of its clip.
+    is_proved_own_loop = "oracle" in own_parts and "clip" not in own_parts
     std = plan.noise_multiplier * record["sensitivity"]
     row = clipping.CLIPS.get(str(clip))  # in a stranger's record it may be a list
     return {
         **_plan_fields(plan),
         "clip_norm": record["clip_norm"],
         "clip_norm_known": record["clip_norm"] is not None,
-        **_check_fields(plan),
+        **_recomputation_fields(plan),
         "data": data,
         "exported_by": exported_by,
         "released": released,
@@ -211,7 +213,7 @@ def training_fields(
         "steps_begun": record.get("steps_begun", NOT_RECORDED),
         "steps_taken": record.get("steps_taken", NOT_RECORDED),
         "clip": clip,
-        "bound": "proved" if is_proved else "in words" if row and row.words else "own",
+        "bound": "proved" if is_proved_own_loop else "in words" if row and row.words else "own",
         "clip_words": row.words if row else "",
         "own_parts": "some" if own_parts else "none",
         "parts": "; ".join(_part(key, name) for key, name in own_parts.items()),
@@ -225,11 +227,11 @@ def _plan_fields(plan: PrivacyPlan) -> JsonObject:
     epsilon, delta, n, mu = plan.epsilon, plan.delta, plan.num_examples, plan.mu
     prob = plan.mechanism.sampling_prob
     powers: list[Callable[[float], float]]
-    powers = [lambda alarm: most_power(epsilon, delta, alarm)]
+    powers = [lambda rate: most_power(epsilon, delta, rate)]
     composed = None if mu is None else own_power(plan, plan.num_steps)
     if composed:
         powers.insert(0, composed)
-    rows = [(f"{100 * x:g}", *(rounded(100 * f(x)) for f in powers)) for x in FALSE_ALARMS]
+    rows = [(f"{100 * x:g}", *(rounded(100 * f(x)) for f in powers)) for x in FALSE_POSITIVE_RATES]
     fields = {
         "unit": plan.unit,
         "group_size": plan.group_size,
@@ -308,8 +310,8 @@ def shares_of(record: JsonMapping) -> list[Share]:
     # From the last process to the first: each took the steps up to where the next one began.
     for process in reversed(recorded):
         first = process["first_step"]
-        # Without a seed, a process that began after the last begun step took none. With one, a
-        # later process repeated its steps; only the last process can have taken none.
+        # If `first` is above `last`, the process took no step, or, with a seed, later processes
+        # repeated all its steps. No process is later than the last one, so that one took none.
         none_taken = first > last and (record["seed"] is None or not shares)
         if not none_taken:
             after = shares[0] if shares else None
@@ -362,7 +364,7 @@ def _process_fields(process: JsonMapping) -> JsonObject:
     }
 
 
-def looked_at(
+def fields_on_other_uses(
     config: JsonMapping,
     summary: JsonMapping,
     diagnosed: bool,
@@ -409,7 +411,7 @@ def looked_at(
     return fields
 
 
-def _check_fields(plan: PrivacyPlan) -> JsonObject:
+def _recomputation_fields(plan: PrivacyPlan) -> JsonObject:
     """Fields for the three lines of Python that compute ε again without bam."""
     delta, steps, bands = plan.delta - plan.overflow, plan.dp_event, len(plan.mechanism.strategy)
     event = plan.mechanism.event(plan.noise_multiplier, plan.num_steps)

@@ -113,10 +113,9 @@ def profile_tradeoff(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
 def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
     r"""The trade-off function of a mechanism that sees each example with probability p.
 
-    $C_p(f) = \min\{f_p, f_p^{-1}\}^{**}$ with $f_p = p f + (1 - p) Id$,
-    where Id(α) = 1 - α. For a symmetric f with
-    fixed point α* it is f_p up to α*, the inverse of f_p beyond f_p(α*), and a straight line
-    between. InputError unless p is in [0, 1].
+    $C_p(f) = \min\{f_p, f_p^{-1}\}^{**}$ with $f_p = p f + (1 - p) Id$, where Id(α) = 1 - α. For a
+    symmetric f with fixed point α* it is f_p up to α*, the inverse of f_p beyond f_p(α*), and a
+    straight line between. InputError unless p is in [0, 1].
     """
     if not 0 <= sampling_prob <= 1:
         raise InputError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
@@ -149,7 +148,7 @@ def best_true_positive_rate(f: Tradeoff, false_positive_rate: float) -> float:
     return float(1 - f(np.array([false_positive_rate]))[0])
 
 
-def most_power(epsilon: float, delta: float, false_alarm: float) -> float:
+def most_power(epsilon: float, delta: float, false_positive_rate: float) -> float:
     """The largest power of a test under (ε, δ)-DP: min(e^ε α + δ, 1 − e^−ε (1 − δ − α)).
 
     α is its false positive rate (Kairouz, Oh & Viswanath 2015).
@@ -158,4 +157,4 @@ def most_power(epsilon: float, delta: float, false_alarm: float) -> float:
       >>> round(most_power(1.0, 1e-5, 0.01), 5)
       0.02719
     """
-    return best_true_positive_rate(epsilon_delta_tradeoff(epsilon, delta), false_alarm)
+    return best_true_positive_rate(epsilon_delta_tradeoff(epsilon, delta), false_positive_rate)

@@ -400,7 +400,7 @@ def whole_model(state: TrainState) -> Params:
 
 def _seed_from_system() -> int:
     """256 random bits of the operating system."""
-    return int.from_bytes(processes.random_bits(8).tobytes())
+    return int.from_bytes(processes.random_words(8).tobytes())
 
 
 def _due(step: int, every: int) -> bool:

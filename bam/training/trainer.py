@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from bam import models, waits
 from bam.core import oracles, pytree, sampling, strategy
 from bam.core.clipping import BoundedTransformation, finish
-from bam.core.closure import Same, as_closure
+from bam.core.closure import StaticValue, as_closure
 from bam.core.noise import advance_noise, fitting_size, init_noise
 from bam.core.privatize import NoisedMean
 from bam.core.pytree import Grads, Params
@@ -302,7 +302,7 @@ def _network(
     """
     names = ("model", "loss", "lora", "convolution", "precision")
     values = config.to_dict()
-    sections = Same({name: values[name] for name in names})
+    sections = StaticValue({name: values[name] for name in names})
     # A user's function may return another network for the same options, so it is called each time.
     are_ours = ":" not in config.model.name + config.loss.name
     make = _made_network if are_ours else _made_network.__wrapped__
@@ -311,7 +311,7 @@ def _network(
 
 @functools.lru_cache(maxsize=32)
 def _made_network(
-    sections: Same, num_classes: int, shape: tuple[int, ...]
+    sections: StaticValue, num_classes: int, shape: tuple[int, ...]
 ) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
     config = ConfigDict(sections.value)
     criterion = parts.make_loss(config.loss)
