@@ -1,4 +1,4 @@
-"""A hook of `mkdocs` that adds a figure and the notebook, and turns formulas into MathML."""
+"""A hook of `mkdocs` that adds figures and the notebook, and turns formulas into MathML."""
 
 import html
 import json
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-FIGURE = "benchmarks/depth_cpu.png"
+FIGURES = ("benchmarks/depth_cpu.png", "benchmarks/depth_h100.png")
 NOTEBOOK = "clipping_bias"
 FORMULA = re.compile(
     r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL
@@ -14,10 +14,11 @@ FORMULA = re.compile(
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the figure and the notebook to the site."""
+    """Adds the figures and the notebook to the site."""
     from mkdocs.structure.files import File
 
-    files.append(File.generated(config, FIGURE, abs_src_path=FIGURE))
+    for figure in FIGURES:
+        files.append(File.generated(config, figure, abs_src_path=figure))
     notebook = json.loads(Path(config.docs_dir, f"{NOTEBOOK}.ipynb").read_text(encoding="utf-8"))
     files.append(File.generated(config, f"{NOTEBOOK}.md", content=as_markdown(notebook)))
     return files
