@@ -21,22 +21,20 @@ from jaxtyping import Float
 
 from bam import files, provenance
 from bam.cli import console
-from bam.features.dead_leaves import dead_leaves, random_field
+from bam.features.dead_leaves import dead_leaves
 from bam.features.prior import PARTS, PATCH, halved, normalised, raw
 from bam.features.scattering import inverse_root
-
-DRAWN = {"dead_leaves": dead_leaves, "random_field": random_field}
 
 EACH = 120  # patches of an image
 RIDGES = {"fine": 0.3, "coarse": 0.3, "scattering": 1.0}
 
 
 def make(
-    num_images: int, filters: int, kind: str = "dead_leaves", rounds: int = 15, seed: int = 0
+    num_images: int, filters: int, rounds: int = 15, seed: int = 0
 ) -> dict[str, Float[np.ndarray, "..."]]:
     """Weights by name, float16: the same bits for the same arguments on one machine."""
     rng = np.random.default_rng(seed)
-    colour = np.stack([DRAWN[kind](rng) for _ in range(num_images)])
+    colour = np.stack([dead_leaves(rng) for _ in range(num_images)])
     weights: dict[str, np.ndarray] = {}
     for images in (colour.mean(axis=-1, keepdims=True), colour):
         channels = images.shape[-1]
@@ -101,10 +99,10 @@ def main() -> None:
     """Writes the file, and prints its SHA-256."""
     with console.one_line_errors():
         console.check_writable(_OUT.value)
-        options = {f.name: f.value for f in (_IMAGES, _FILTERS, _DRAWN, _ROUNDS)}
+        options = {f.name: f.value for f in (_IMAGES, _FILTERS, _ROUNDS)}
         command = " ".join(["python -m scripts.prior", *(f"--{k}={v}" for k, v in options.items())])
         metadata = {"command": command, "seed": "0", "commit": provenance.git_commit()}
-        weights = make(_IMAGES.value, _FILTERS.value, _DRAWN.value, _ROUNDS.value)
+        weights = make(_IMAGES.value, _FILTERS.value, _ROUNDS.value)
         content = safetensors.numpy.save(weights, metadata)
         files.write_bytes(Path(_OUT.value), content)
         print(hashlib.sha256(content).hexdigest())
@@ -114,7 +112,6 @@ if __name__ == "__main__":  # here, because a module that imports this one may d
     _OUT = flags.DEFINE_string("out", "", "safetensors file to write")
     _IMAGES = flags.DEFINE_integer("images", 2000, "drawn images", 1)
     _FILTERS = flags.DEFINE_integer("filters", 800, "directions of each size of patch", 1)
-    _DRAWN = flags.DEFINE_enum("drawn", "dead_leaves", list(DRAWN), "the kind of images")
     _ROUNDS = flags.DEFINE_integer("rounds", 15, "rounds of k-means; 0: random directions", 0)
     console.require("out")
     console.run(main)

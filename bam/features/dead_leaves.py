@@ -1,4 +1,4 @@
-"""Draws images without a photograph: dead leaves, and random fields.
+"""Draws dead leaves, images without a photograph.
 
 Discs, bars and triangles of random sizes, colours and shades cover one another until nothing is
 bare. Like photographs, such images have edges and flat parts at all scales.
@@ -38,13 +38,6 @@ def dead_leaves(rng: np.random.Generator) -> Float[np.ndarray, "32 32 3"]:
     for axis in (0, 1):
         beside = np.roll(image, 1, axis) + np.roll(image, -1, axis)
         image = (1 - soft / 2) * image + soft / 4 * beside
-    return np.clip(image, 0, 1).astype(np.float32)
-
-
-def random_field(rng: np.random.Generator) -> Float[np.ndarray, "32 32 3"]:
-    """One image with the spectrum of photographs and random phases, so without edges."""
-    grey, *colours = (_texture(rng, rng.uniform(0.8, 1.6)) for _ in range(4))
-    image = 0.5 + 0.2 * grey[..., None] + 0.06 * np.stack(colours, axis=-1)
     return np.clip(image, 0, 1).astype(np.float32)
 
 
