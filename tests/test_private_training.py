@@ -254,9 +254,9 @@ def on_one_device(kind):
                ("dp_sgd", 8), ("dp_sgd", "explicit"), ("users", 8)),
 )  # fmt: skip
 def test_gradients_are_equal_to_the_bit_on_any_number_of_devices(kind, num):
+    cases.several_devices(8 if num == "explicit" else num)
     # Explicit axes are JAX's default.
-    explicit = lambda: jax.make_mesh((len(cases.several_devices(8)),), ("devices",))  # noqa: E731
-    on = explicit() if num == "explicit" else mesh(num, "devices")
+    on = jax.make_mesh((8,), ("devices",)) if num == "explicit" else mesh(num, "devices")
     shared = gradients(**KINDS_OF_STEP[kind], mesh=on)
     assert_same_bits(jax.device_get(shared), on_one_device(kind))
     if num != "explicit":

@@ -190,7 +190,7 @@ def test_every_bit_of_a_seed_counts_and_streams_differ():
     assert all(host_key(0, label).shape == (2,) for label in JAX_LABELS)
 
 
-def test_the_table_of_streams_is_whole():
+def test_the_table_of_keys_is_whole():
     page = Path("docs/privacy.md").read_text()
     assert list(KEY_LABELS) == re.findall(
         r"^\| `([^`]+)` \| .* \| (?:ChaCha20|JAX) \|$", page, re.M

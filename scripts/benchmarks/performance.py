@@ -205,9 +205,9 @@ def _median(values: list[float], form: str) -> list[str]:
     return [f"{median:{form}}", f"{low:{form}} to {high:{form}}" if len(values) > 1 else "–"]
 
 
-def _steps(step: JsonMapping, digits: str) -> str:
+def _steps(step: JsonMapping, form: str) -> str:
     rows = [
-        [label.format(**step), *_median(step["observations_ms"][key], digits)]
+        [label.format(**step), *_median(step["observations_ms"][key], form)]
         for key, label in STEPS.items()
     ]
     return _table(("step", "ms per example", "quartiles"), rows)
