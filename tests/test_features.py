@@ -5,7 +5,6 @@ import io
 import json
 import math
 import stat
-import time
 from pathlib import Path
 
 import jax
@@ -15,7 +14,7 @@ import pytest
 import safetensors.numpy
 
 from bam import models
-from bam.data import datasets, stream
+from bam.data import datasets
 from bam.data.sources import builtin
 from bam.features import extraction, photographs
 from bam.features.backbone import backbone
@@ -442,47 +441,3 @@ def test_an_image_that_is_replaced_by_nothing_changes_no_bit_of_another():
 
     assert not others_differ(scattering(9))
     assert others_differ(lambda x: x - x.mean(0))
-
-
-def test_chunks_that_are_mapped_at_once_keep_their_order_and_a_failure_ends_them(monkeypatch):
-    monkeypatch.setattr(extraction, "CHUNK", 4)
-    images = np.arange(43, dtype=np.float32).reshape(43, 1, 1, 1)
-    called = []
-
-    def slow(rows):
-        called.append(rows[0, 0, 0, 0])
-        time.sleep(0.02 if rows[0, 0, 0, 0] % 8 else 0.06)  # every other chunk is overtaken
-        return rows
-
-    np.testing.assert_array_equal(extraction.in_chunks(slow, images), images)
-    assert len(called) == 11
-
-    def failing(rows):
-        if rows[0, 0, 0, 0] == 4:
-            raise KeyboardInterrupt
-        return slow(rows)
-
-    many = np.arange(400, dtype=np.float32).reshape(400, 1, 1, 1)
-    called.clear()
-    with pytest.raises(KeyboardInterrupt):
-        extraction.in_chunks(failing, many)
-    assert len(called) < 20  # of a hundred
-
-
-def test_one_thread_reads_rows(monkeypatch):
-    monkeypatch.setattr(extraction, "CHUNK", 4)
-    reading = []
-
-    class Rows(stream.StoredImages):
-        """Images whose reader refuses a second thread."""
-
-        def __getitem__(self, rows):
-            assert not reading
-            reading.append(rows)
-            time.sleep(0.01)
-            reading.remove(rows)
-            return np.arange(40, dtype=np.uint8)[rows].reshape(-1, 1, 1, 1)
-
-    images = Rows(bytes, (1, 1, 1), np.arange(40), str, bytes)
-    found = extraction.in_chunks(lambda rows: rows, images)
-    np.testing.assert_array_equal(found.ravel(), np.arange(40))

@@ -12,13 +12,10 @@ place. It has not been shown that maps on GPUs and TPUs do not depend on it.
 
 import hashlib
 import json
-import os
 import re
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
@@ -41,7 +38,6 @@ Computed = Callable[[np.ndarray], Array]  # compiled: images of a data set -> fl
 
 FORMAT = 1  # version of the files
 CHUNK = 256  # images mapped in one call
-THREADS = 4  # calls at once, at most: each needs memory for its chunk
 PROBED = 8  # rows computed again: in another batch, to detect mixing, and to check the disk
 # Rows that differ by more than this share of the largest feature are not equal; float16 rounds by
 # at most 1/2048.
@@ -214,30 +210,20 @@ def in_chunks(
 ) -> np.ndarray:
     """Features of any number of images, in padded chunks of one size, so the map compiles once.
 
-    Several chunks are mapped at once, because a chunk alone leaves cores idle. The log hears an
-    estimate of the time, from that of the first chunk.
+    With several chunks, the log hears an estimate of the time, from that of the first.
     """
-    reading = threading.Lock()  # readers of files serve one thread
 
     def chunk(start: int) -> np.ndarray:
-        with reading:
-            rows = images[start : start + CHUNK]
+        rows = images[start : start + CHUNK]
         padding = np.zeros((CHUNK - len(rows), *images.shape[1:]), images.dtype)
         return np.asarray(computed(np.concatenate([rows, padding])))[: len(rows)]
 
     began, chunks = time.perf_counter(), [chunk(0)]
     later = range(CHUNK, len(images), CHUNK)
-    num_threads = min(THREADS, os.cpu_count() or 1)
-    about = len(later) * (time.perf_counter() - began) / num_threads
+    about = len(later) * (time.perf_counter() - began)
     num = files.counted(len(images), "image")
-    with (
-        waits.awaited(log, f"computing features of {num}", about),
-        ThreadPoolExecutor(num_threads) as pool,
-    ):
-        try:
-            chunks += pool.map(chunk, later)
-        finally:
-            pool.shutdown(cancel_futures=True)  # Control-C does not wait for all other chunks
+    with waits.awaited(log, f"computing features of {num}", about):
+        chunks += map(chunk, later)
     return np.concatenate(chunks)
 
 
