@@ -24,7 +24,7 @@ from bam.privacy import statement
 from bam.release import export
 from bam.training import loading, loop
 from configs import digits
-from tests.cases import forget_data, refused
+from tests.cases import forget_data, refused, several_devices
 
 KYMATIO = Path(__file__).with_name("scattering_kymatio.npy")
 
@@ -261,7 +261,7 @@ def test_kept_rows_that_differ_in_more_than_a_rounding_are_computed_again(tmp_pa
 def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
     images = datasets.load("digits").test.images[:20]
     computed = lambda x: extraction.to_features(lambda pixels: pixels, x)  # noqa: E731
-    extraction.loaded_or_computed(computed, images, {}, tmp_path, lambda line: None)
+    extraction.loaded_or_computed(computed, b"", images, {}, tmp_path, lambda line: None)
     failures = iter([RuntimeError("out of memory")])
 
     def failing(x):
@@ -270,7 +270,7 @@ def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
         return computed(x)
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        extraction.loaded_or_computed(failing, images, {}, tmp_path, lambda line: None)
+        extraction.loaded_or_computed(failing, b"", images, {}, tmp_path, lambda line: None)
 
 
 def test_a_folder_that_cannot_be_written_loses_only_the_time(tmp_path):
@@ -441,3 +441,32 @@ def test_an_image_that_is_replaced_by_nothing_changes_no_bit_of_another():
 
     assert not others_differ(scattering(9))
     assert others_differ(lambda x: x - x.mean(0))
+
+
+def test_a_map_on_several_devices_gives_the_bits_of_one_and_the_same_file(tmp_path, monkeypatch):
+    several_devices(2)
+    images = np.random.default_rng(0).integers(0, 256, (300, 8, 8, 1), np.uint8)
+    alone = jax.jit(lambda x: extraction.to_features(scattering(9), x))
+    shared, digest = extraction._compiled(alone, images)
+    chunk = jnp.asarray(images[: extraction.CHUNK])
+    assert len(shared(chunk).sharding.device_set) == math.gcd(256, jax.local_device_count())
+    found = extraction.in_chunks(shared, images)
+    monkeypatch.setattr(jax, "local_device_count", lambda: 1)
+    same, digest_of_one = extraction._compiled(alone, images)
+    assert same is alone and digest == digest_of_one
+    np.testing.assert_array_equal(found, extraction.in_chunks(alone, images))
+
+
+def test_a_map_with_a_callback_stays_on_one_device():
+    several_devices(2)
+
+    def doubled(x):
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.jit(lambda y: jax.pure_callback(lambda z: 2 * np.asarray(z), like, y))(x)
+
+    images = np.ones((3, 4, 4, 1), np.float32)
+    for map_, is_alone in ((doubled, True), (lambda x: 2 * x, False)):
+        alone = jax.jit(lambda x, map_=map_: extraction.to_features(map_, x))
+        computed, _ = extraction._compiled(alone, images)
+        assert (computed is alone) == is_alone
+        np.testing.assert_array_equal(extraction.in_chunks(computed, images), 2 * images)

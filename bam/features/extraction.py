@@ -12,6 +12,7 @@ place. It has not been shown that maps on GPUs and TPUs do not depend on it.
 
 import hashlib
 import json
+import math
 import re
 import tempfile
 import time
@@ -22,6 +23,8 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float, Float16, Num
 
 from bam import files, waits
@@ -67,11 +70,13 @@ def extract(
     Raises:
       DataError: if the map mixes images, or a feature is not finite in float16.
     """
-    computed = jax.jit(lambda images: to_features(feature_map, images))
+    alone = jax.jit(lambda images: to_features(feature_map, images))
     with waits.compiling(log, "the feature map"):
+        computed, program = _compiled(alone, dataset.train.images)
         _check_rows(computed, dataset.train.images)
     return _with_images(
-        dataset, lambda images: loaded_or_computed(computed, images, map_options, folder, log)
+        dataset,
+        lambda images: loaded_or_computed(computed, program, images, map_options, folder, log),
     )
 
 
@@ -128,6 +133,7 @@ def _check_rows(computed: Computed, images: Images) -> None:
 
 def loaded_or_computed(
     computed: Computed,
+    program: bytes,
     images: Images,
     map_options: Mapping[str, object],
     folder: Path | None,
@@ -135,14 +141,13 @@ def loaded_or_computed(
 ) -> np.ndarray:
     """Features of a split: from the disk, if the same map wrote them; else computed and written.
 
-    A file ends with a digest of the map's program, and `PROBED` rows are computed again. The digest
+    A file ends with the digest of the map's program, and `PROBED` rows are computed again. It
     detects every change but those behind a callback to Python, in JAX itself or in the device;
     the rows may detect these.
     """
     if folder is None:
         return _all_rows(computed, images, log)
-    name, program = _fingerprint(images, map_options), _program(computed, images)
-    file = folder / f"{name}.npy"
+    file = folder / f"{_fingerprint(images, map_options)}.npy"
     stored, stored_program = _read(file, log)
     if stored is not None:
         probed = np.linspace(0, len(images) - 1, PROBED).astype(int)
@@ -180,10 +185,26 @@ def _read(file: Path, log: Callable[[str], None]) -> tuple[np.ndarray | None, by
     return None, b""
 
 
-def _program(computed: Computed, images: Images) -> bytes:
-    """A digest of a traced map: its operations and the constants that it holds."""
+def _compiled(alone: Computed, images: Images) -> tuple[Computed, bytes]:
+    """The map on all devices, each with a part of a chunk, and a digest of its program.
+
+    `bam` makes a device of each core of a CPU, because one map alone leaves cores idle. A map that
+    calls back to Python stays on one device: callbacks of several could wait for one another.
+    """
     like = jax.ShapeDtypeStruct((CHUNK, *images.shape[1:]), images.dtype)
-    traced = jax.make_jaxpr(computed)(like)
+    traced = jax.make_jaxpr(alone)(like)
+    num_devices = math.gcd(CHUNK, jax.local_device_count())
+    if num_devices == 1 or "callback" in str(traced):
+        return alone, _digest(traced)
+    devices = jax.local_devices()[:num_devices]
+    mesh = jax.make_mesh((num_devices,), ("rows",), axis_types=(AxisType.Auto,), devices=devices)
+    rows = PartitionSpec("rows")
+    shared = jax.shard_map(alone, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    return jax.jit(shared), _digest(traced)
+
+
+def _digest(traced: ClosedJaxpr) -> bytes:
+    """A digest of a traced map: its operations and the constants that it holds."""
     digest, seen = hashlib.blake2b(digest_size=16), [traced]
     for program in seen:  # the loop below appends to it
         # Names of functions come with addresses, which differ from process to process.
