@@ -2,56 +2,159 @@ r"""Makes the weights of `features.name=prior` from drawn images alone.
 
 python -m scripts.prior --out=bam/features/prior.safetensors
 
-It draws 2,000 images of dead leaves, in colour and in grey. For each size of patch it whitens
-240,000 patches and finds directions by spherical k-means; for each part it computes the moments
-that whiten its responses. It takes minutes on two cores. The file's metadata have its command, and
-`bam/features/prior.py` has its SHA-256. On another processor sums may differ in the last bits, and
-so may the file.
+The network learns for two hours from images of eight kinds (`scripts/drawn.py`): two views of an
+image shall have similar outputs (NT-Xent, Chen et al. 2020), and a linear layer tells the image's
+kind and factors. The filters come from 2,000 images of dead leaves, in colour and in grey: for each
+size of patch, 240,000 patches are whitened, and spherical k-means finds directions. Moments of
+drawn images whiten each part. The file's metadata have its command, and `bam/features/__init__.py`
+has its SHA-256. On another processor, or with another number of threads, sums may differ in the
+last bits, and so may the file.
 """
 
 import functools
 import hashlib
+import time
 from pathlib import Path
 
+import flax.traverse_util
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import safetensors.numpy
 from absl import flags
-from jaxtyping import Float
+from jaxtyping import Array, Float, PyTree, UInt8
 
 from bam import files, provenance
 from bam.cli import console
-from bam.features.dead_leaves import dead_leaves
-from bam.features.prior import PARTS, PATCH, halved, normalised, raw
+from bam.features.prior import LAYERS, PATCH, SHARES, SIDE, encoder, halved, normalised, raw
 from bam.features.scattering import inverse_root
+from scripts import drawn
 
 EACH = 120  # patches of an image
-RIDGES = {"fine": 0.3, "coarse": 0.3, "scattering": 1.0}
+RIDGES = dict.fromkeys(SHARES, 0.3) | {"scattering": 1.0}
+MOMENTS = 4000  # images of eight kinds that whiten the network's activations
+BATCH, RATE, TEMPERATURE, CONTRAST = 64, 2e-3, 0.2, 128
+OPTIMIZER = optax.chain(
+    optax.clip_by_global_norm(1.0), optax.scale_by_adam(), optax.add_decayed_weights(1e-4)
+)
 
 
 def make(
-    num_images: int, filters: int, rounds: int = 15, seed: int = 0
+    num_leaves: int, filters: int, rounds: int, num_drawn: int, steps: int, seed: int = 0
 ) -> dict[str, Float[np.ndarray, "..."]]:
     """Weights by name, float16: the same bits for the same arguments on one machine."""
+    images, factors = drawn.drawn_images(num_drawn, seed)
+    params = learned(images, factors, steps, seed)
+    weights = {f"network/{name}": value for name, value in params.items()}
     rng = np.random.default_rng(seed)
-    colour = np.stack([dead_leaves(rng) for _ in range(num_images)])
-    weights: dict[str, np.ndarray] = {}
-    for images in (colour.mean(axis=-1, keepdims=True), colour):
-        channels = images.shape[-1]
-        for part, pixels in (("fine", images), ("coarse", halved(images))):
+    colour = np.stack([drawn.dead_leaves(rng) for _ in range(num_leaves)])
+    edge = (drawn.SIDE - SIDE) // 2
+    kinds = images[:MOMENTS, edge:-edge, edge:-edge] / np.float32(255)
+    for channels in (1, 3):
+        leaves, others = (
+            x if channels == 3 else x.mean(axis=-1, keepdims=True) for x in (colour, kinds)
+        )
+        for part, pixels in (("fine", leaves), ("coarse", halved(leaves))):
             mean, projection = directions(pixels, filters, rounds, np.random.default_rng(seed + 1))
             weights |= {
                 f"{channels}/{part}/mean": mean,
                 f"{channels}/{part}/projection": projection,
             }
-        for part in PARTS:
-            answers = np.asarray(
-                jax.jit(functools.partial(raw, part=part, weights=weights))(images)
-            )
+        answers = jax.jit(functools.partial(raw, weights=weights))
+        of_leaves, of_kinds = answers(leaves), answers(others)
+        for part, ridge in RIDGES.items():
+            moments = np.asarray((of_kinds if part in LAYERS else of_leaves)[part])
             weights[f"{channels}/{part}/centre"], weights[f"{channels}/{part}/matrix"] = whitening(
-                answers, RIDGES[part]
+                moments, ridge
             )
     return {name: np.asarray(value, np.float16) for name, value in weights.items()}
+
+
+def learned(
+    images: UInt8[np.ndarray, "n s s 3"],
+    factors: Float[np.ndarray, "n f"],
+    steps: int,
+    seed: int = 0,
+) -> dict[str, Float[np.ndarray, "..."]]:
+    """The network's parameters by name, after Adam at a rate that falls to 0 by half a cosine.
+
+    They are rounded to float16, as in the file, and float32.
+    """
+    params = encoder().init(jax.random.key(seed), jnp.zeros((1, SIDE, SIDE, 3)))
+    state, rng, losses, began = OPTIMIZER.init(params), np.random.default_rng(seed), [], time.time()
+    for number in range(steps):
+        rows = rng.choice(len(images), BATCH, replace=False)
+        rows = np.concatenate([rows, rows])
+        rate = RATE * min(1, (number + 1) / 50) * np.cos(number / steps * np.pi / 2) ** 2
+        params, state, loss = _step(params, state, views(rng, images[rows]), factors[rows], rate)
+        losses.append(float(loss))
+        if (number + 1) % 50 == 0:
+            took = f"{time.time() - began:.0f} s"
+            print(f"step {number + 1} of {steps}, loss {np.mean(losses[-50:]):.3f}, {took}")
+    named = flax.traverse_util.flatten_dict(params["params"], sep="/")
+    return {name: np.asarray(value, np.float16).astype(np.float32) for name, value in named.items()}
+
+
+@jax.jit
+def _step(
+    params: PyTree, state: PyTree, pixels: Array, factors: Array, rate: Array
+) -> tuple[PyTree, PyTree, Array]:
+    """Parameters and Adam's state after a step, and the loss."""
+    loss, grads = jax.value_and_grad(loss_of)(params, pixels, factors)
+    updates, state = OPTIMIZER.update(grads, state, params)
+    return jax.tree.map(lambda p, u: p - rate * u, params, updates), state, loss
+
+
+def loss_of(
+    params: PyTree, pixels: Float[Array, "2*n s s 3"], factors: Float[Array, "2*n f"]
+) -> Float[Array, ""]:
+    """NT-Xent of two views of each image, cross-entropy of kinds and squared error of factors."""
+    outputs = jnp.asarray(encoder().apply(params, pixels - 0.5))
+    z = outputs[:, :CONTRAST]
+    z = z / (jnp.linalg.norm(z, axis=1, keepdims=True) + 1e-6)
+    scores = z @ z.T / TEMPERATURE - 1e9 * jnp.eye(len(z))
+    other = jnp.roll(jnp.arange(len(z)), len(z) // 2)  # the place of an image's other view
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+    kinds, told = jnp.split(outputs[:, CONTRAST:], [len(drawn.KINDS)], axis=1)
+    known = jnp.isfinite(factors[:, 1:])
+    error = jnp.where(known, told - jnp.nan_to_num(factors[:, 1:]), 0)
+    kind = cross_entropy(kinds, factors[:, 0].astype(int)).mean()
+    return cross_entropy(scores, other).mean() + (kind + jnp.sum(error**2) / jnp.sum(known))
+
+
+def views(
+    rng: np.random.Generator, images: UInt8[np.ndarray, "n s s 3"]
+) -> Float[np.ndarray, "n 32 32 3"]:
+    """Crops of a quarter of an image or more, resized; half of them mirrored; in other colours."""
+    n, whole = len(images), images.shape[1]
+    size = whole * np.sqrt(rng.uniform(0.25, 1, n))[:, None]
+    centres = (np.arange(SIDE) + 0.5) / SIDE
+    rows, columns = (
+        rng.uniform(0, 1, (n, 1)) * (whole - size) + centres * size - 0.5 for _ in range(2)
+    )
+    columns = np.where(rng.random((n, 1)) < 0.5, columns[:, ::-1], columns)
+    pixels = _between(images.astype(np.float32) / 255, rows)
+    pixels = _between(pixels.swapaxes(1, 2), columns).swapaxes(1, 2)
+
+    def draw(low: float, high: float) -> Float[np.ndarray, "n 1 1 1"]:
+        return rng.uniform(low, high, (n, 1, 1, 1)).astype(np.float32)
+
+    grey = pixels.mean(-1, keepdims=True)
+    saturation = np.where(rng.random((n, 1, 1, 1)) < 0.2, 0, draw(0.4, 1.6))
+    shift = 0.1 * rng.normal(size=(n, 1, 1, 3)).astype(np.float32)
+    changed = (grey + saturation * (pixels - grey) - 0.5) * draw(0.5, 1.5) + 0.5 + shift
+    return np.clip(changed, 0, 1).astype(np.float32)
+
+
+def _between(
+    pixels: Float[np.ndarray, "n s w c"], places: Float[np.ndarray, "n k"]
+) -> Float[np.ndarray, "n k w c"]:
+    """Rows of each image at places between its rows, by linear interpolation."""
+    low = np.clip(np.floor(places), 0, pixels.shape[1] - 2).astype(int)
+    part = np.clip(places - low, 0, 1).astype(np.float32)[:, :, None, None]
+    each = np.arange(len(pixels))[:, None]
+    return np.asarray((1 - part) * pixels[each, low] + part * pixels[each, low + 1])
 
 
 def directions(
@@ -99,10 +202,11 @@ def main() -> None:
     """Writes the file, and prints its SHA-256."""
     with console.one_line_errors():
         console.check_writable(_OUT.value)
-        options = {f.name: f.value for f in (_IMAGES, _FILTERS, _ROUNDS)}
-        command = " ".join(["python -m scripts.prior", *(f"--{k}={v}" for k, v in options.items())])
+        options = (_LEAVES, _FILTERS, _ROUNDS, _DRAWN, _STEPS)
+        values = " ".join(f"--{flag.name}={flag.value}" for flag in options)
+        command = f"python -m scripts.prior {values}"
         metadata = {"command": command, "seed": "0", "commit": provenance.git_commit()}
-        weights = make(_IMAGES.value, _FILTERS.value, _ROUNDS.value)
+        weights = make(*(flag.value for flag in options))
         content = safetensors.numpy.save(weights, metadata)
         files.write_bytes(Path(_OUT.value), content)
         print(hashlib.sha256(content).hexdigest())
@@ -110,8 +214,10 @@ def main() -> None:
 
 if __name__ == "__main__":  # here, because a module that imports this one may define --out, too
     _OUT = flags.DEFINE_string("out", "", "safetensors file to write")
-    _IMAGES = flags.DEFINE_integer("images", 2000, "drawn images", 1)
+    _LEAVES = flags.DEFINE_integer("leaves", 2000, "images of dead leaves", 1)
     _FILTERS = flags.DEFINE_integer("filters", 800, "directions of each size of patch", 1)
     _ROUNDS = flags.DEFINE_integer("rounds", 15, "rounds of k-means; 0: random directions", 0)
+    _DRAWN = flags.DEFINE_integer("drawn", 60_000, "images that the network learns from", MOMENTS)
+    _STEPS = flags.DEFINE_integer("steps", 4136, "steps of the network", 1)
     console.require("out")
     console.run(main)

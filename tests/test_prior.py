@@ -1,38 +1,137 @@
 """Features of drawn images: what they are, what they refuse, how their weights come about."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 from ml_collections import ConfigDict
 
 from bam.data.common import DataError
 from bam.features import prior
-from bam.features.dead_leaves import dead_leaves
 from bam.features.extraction import to_features
+from bam.models.resnet9 import ResNet9
 from bam.training import parts
+from scripts import drawn
 from scripts import prior as script
 
 RNG = np.random.default_rng(0)
+FEW = {"num_leaves": 30, "filters": 7, "rounds": 15, "num_drawn": 24, "steps": 0}
 IMAGES = RNG.uniform(size=(3, 32, 32, 3)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def few():
-    """Weights of few drawn images and filters."""
-    return script.make(30, 7)
+    """Weights of few drawn images and filters, and of a network that learned nothing."""
+    return script.make(**FEW)
 
 
 def test_drawn_images_repeat_and_differ():
-    image, again = (dead_leaves(np.random.default_rng(3)) for _ in range(2))
+    image, again = (drawn.dead_leaves(np.random.default_rng(3)) for _ in range(2))
     np.testing.assert_array_equal(image, again)
     assert image.shape == (32, 32, 3) and 0 <= image.min() < image.max() <= 1
-    assert abs(dead_leaves(np.random.default_rng(4)) - image).mean() > 0.05
+    assert abs(drawn.dead_leaves(np.random.default_rng(4)) - image).mean() > 0.05
+
+
+@pytest.mark.parametrize("kind", range(len(drawn.KINDS)))
+def test_each_kind_of_drawn_image_repeats_varies_and_tells_its_factors(kind):
+    drawings = [drawn.draw(np.random.default_rng((0, k)), kind) for k in range(12)]
+    images, factors = map(np.stack, zip(*drawings, strict=True))
+    again, _ = drawn.draw(np.random.default_rng((0, 3)), kind)
+    np.testing.assert_array_equal(again, images[3])
+    assert images.shape == (12, 40, 40, 3) and images.dtype == np.uint8
+    assert len(np.unique(images.reshape(12, -1), axis=0)) == 12
+    assert np.mean([image.std() > 5 for image in images]) > 0.8  # few are flat
+    assert (factors[:, 0] == kind).all() and factors.shape == (12, 1 + len(drawn.FACTORS))
+    told = factors[:, 1:]
+    assert np.isfinite(told[:, -2:]).all()  # colourfulness and softness
+    known = told[np.isfinite(told)]
+    assert np.abs(known).max() < 6 and known.std() > 0.3
+    angles = told[:, 2:4][np.isfinite(told[:, 2])]
+    np.testing.assert_allclose((angles**2).sum(axis=1), 1, rtol=1e-5)
+
+
+def test_drawn_images_depend_on_seed_and_number_alone():
+    few, _ = drawn.drawn_images(7)
+    more, factors = drawn.drawn_images(12)
+    np.testing.assert_array_equal(more[:7], few)
+    np.testing.assert_array_equal(factors[:, 0], np.arange(12) % 8)
+    assert not np.array_equal(drawn.drawn_images(7, seed=1)[0], few)
+
+
+def test_views_are_crops_that_keep_what_an_image_shows():
+    rows = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None], (40, 40, 3))
+    views = script.views(np.random.default_rng(0), np.stack([rows * 6] * 50))
+    assert views.shape == (50, 32, 32, 3) and 0 <= views.min() < views.max() <= 1
+    assert views.std(axis=2).max() < 1e-6  # rows stay rows, and none of a view is mirrored
+    steps = np.diff(views.mean(axis=(2, 3)), axis=1)
+    assert (steps > -1e-6).all()
+    assert steps.max() < 1.51 * 6 / 255 * 40 / 32  # of a whole image with the most contrast
+    inner = steps[(views.min(axis=(1, 2, 3)) > 0) & (views.max(axis=(1, 2, 3)) < 1)]
+    assert len(inner) > 5 and inner.min() > 0.49 * 6 / 255 * 20 / 32  # of half a side, the least
+    flipped = script.views(np.random.default_rng(0), np.stack([rows.swapaxes(0, 1) * 6] * 50))
+    slopes = np.diff(flipped.mean(axis=(1, 3)), axis=1).mean(axis=1)
+    assert 10 < np.sum(slopes < 0) < 40  # about half are mirrored
+    colours = np.array([[140, 128, 116], [122, 128, 134]], np.uint8)  # of one grey
+    halves = np.repeat(np.repeat(colours[None], 20, axis=1), 40, axis=0)
+    found = script.views(np.random.default_rng(0), np.stack([halves] * 200))
+    sides = found[:, :, 0].mean(axis=1) - found[:, :, -1].mean(axis=1)
+    direction = (colours[0].astype(np.float32) - colours[1]) / 255
+    shares = np.abs(sides @ direction) / (direction @ direction)
+    np.testing.assert_allclose(
+        sides, np.outer(sides @ direction, direction) / (direction @ direction), atol=1e-6
+    )
+    assert shares.max() < 1.61 * 1.51 and 0.1 < np.mean(shares < 1e-4) < 0.6  # grey, or one half
+    plane = np.random.default_rng(1).random((1, 5, 4, 2)).astype(np.float32)
+    places = np.array([[0.25, 3.5, 9.0, -1.0]])
+    expected = [
+        [np.interp(place, range(5), plane[0, :, w, c]) for w in range(4) for c in range(2)]
+        for place in places[0]
+    ]
+    found = script._between(plane, places)
+    np.testing.assert_allclose(found.reshape(4, 8), expected, rtol=1e-6)
+
+
+def test_the_loss_is_of_contrast_kinds_and_known_factors(monkeypatch):
+    outputs = RNG.normal(size=(4, 144)).astype(np.float32)
+    factors = RNG.normal(size=(4, 9)).astype(np.float32)
+    factors[:, 0], factors[1, 3:6] = (0, 5, 0, 5), np.nan
+
+    class Fixed:
+        """A network with these outputs."""
+
+        def apply(self, params, pixels):
+            return outputs
+
+    monkeypatch.setattr(script, "encoder", Fixed)
+    found = float(script.loss_of({}, np.zeros((4, 32, 32, 3)), factors))
+    z = outputs[:, :128].astype(np.float64)
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    likeness = np.exp(z @ z.T / 0.2)
+    pairs = [likeness[i, (i + 2) % 4] / (likeness[i].sum() - likeness[i, i]) for i in range(4)]
+    shares = np.exp(outputs[:, 128:136].astype(np.float64))
+    shares /= shares.sum(axis=1, keepdims=True)
+    kinds = [shares[i, int(factors[i, 0])] for i in range(4)]
+    errors = np.nanmean((outputs[:, 136:] - factors[:, 1:]).astype(np.float64) ** 2)
+    expected = -np.mean(np.log(pairs)) - np.mean(np.log(kinds)) + errors
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_network_learns_the_same_again():
+    images, factors = drawn.drawn_images(64)
+    first, again, other = (script.learned(images, factors, 2, seed) for seed in (0, 0, 1))
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    started = script.learned(images, factors, 0)
+    assert not np.array_equal(first["Conv_0/kernel"], started["Conv_0/kernel"])
+    assert not np.array_equal(first["Conv_0/kernel"], other["Conv_0/kernel"])
+    assert all(np.array_equal(x, np.float16(x)) for x in first.values())  # as they ship
 
 
 def test_weights_are_made_again_to_the_bit(few):
-    again, other = script.make(30, 7), script.make(30, 7, seed=1)
+    again, other = script.make(**FEW), script.make(**FEW, seed=1)
     assert few.keys() == again.keys()
     assert all(np.array_equal(few[name], again[name]) for name in few)
-    assert not np.array_equal(few["3/fine/projection"], other["3/fine/projection"])
+    for name in ("3/fine/projection", "network/Conv_0/kernel", "1/GroupNorm_7/matrix"):
+        assert not np.array_equal(few[name], other[name]), name
 
 
 def test_filters_answer_as_the_formula_says(few):
@@ -47,19 +146,60 @@ def test_filters_answer_as_the_formula_says(few):
     halves = slice(13), slice(13, 27)
     expected = np.sqrt([above[a, b].mean(axis=(0, 1)) for a in halves for b in halves])
     named = {name: np.asarray(value, np.float32) for name, value in few.items()}
-    [answers] = prior.raw(image[None], "fine", named)
+    [answers] = prior.raw(image[None], named)["fine"]
     np.testing.assert_allclose(answers, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_each_part_has_the_same_energy_and_a_mirror_image_the_same_features(few):
+def test_activations_are_those_of_the_network_over_squares_and_left_and_right(few):
+    named = {name: np.asarray(value, np.float32) for name, value in few.items()}
+    network = [name for name in named if name.startswith("network/")]
+    flat = {tuple(name.split("/")[1:]): jnp.asarray(named[name]) for name in network}
+    kept = []
+
+    class Watched(ResNet9):
+        """A ResNet-9 that keeps what its blocks make."""
+
+        def _block(self, *args, **kwargs):
+            kept.append(super()._block(*args, **kwargs))
+            return kept[-1]
+
+    images = jnp.asarray(IMAGES[:1])
+    Watched(144, width=32).apply({"params": unflatten_dict(flat)}, images - 0.5)
+    answers = prior.raw(IMAGES[:1], named)
+    for block, size, side in ((1, 16, 2), (3, 8, 2), (4, 8, 2), (5, 4, 2), (7, 1, 4)):
+        squares = np.asarray(kept[block][0]).reshape(side, size, side, size, -1).mean(axis=(1, 3))
+        expected = [
+            (squares[row, column] + squares[row, side - 1 - column]) / 2
+            for row in range(side)
+            for column in range(side // 2)
+        ]
+        np.testing.assert_allclose(answers[f"GroupNorm_{block}"][0], expected, atol=1e-5)
+    assert len(kept) == 8 and prior.LAYERS.keys() == {f"GroupNorm_{k}" for k in (1, 3, 4, 5, 7)}
+
+
+def test_grey_images_are_seen_by_the_network_as_coloured_ones(few):
+    named = {name: np.asarray(value, np.float32) for name, value in few.items()}
+    grey = IMAGES[..., :1]
+    one, three = prior.raw(grey, named), prior.raw(np.repeat(grey, 3, axis=-1), named)
+    for depth in prior.LAYERS:
+        np.testing.assert_allclose(one[depth], three[depth], atol=1e-6)
+        assert not np.array_equal(few[f"1/{depth}/centre"], few[f"3/{depth}/centre"])
+
+
+def test_each_part_has_the_same_energy_and_mirror_images_are_alike(few):
     features = prior.with_weights(few)
     both = np.asarray(features(IMAGES)).reshape(3, -1)
-    sizes = [16 * 243 if part == "scattering" else 28 for part in prior.PARTS]
-    parts = np.split(both, np.cumsum(sizes)[:-1], axis=1)
+    sizes = {"fine": 28, "coarse": 28, "scattering": 16 * 243, "network": 2 * 384 + 8 * 128}
+    parts = np.split(both, np.cumsum(list(sizes.values()))[:-1], axis=1)
     for part in parts:
-        np.testing.assert_allclose((part**2).sum(axis=1), 100 / 3, rtol=1e-2)
+        np.testing.assert_allclose((part**2).sum(axis=1), 100 / 4, rtol=1e-2)
+    depths = np.split(parts[-1], np.cumsum([128, 128, 256, 256]), axis=1)
+    for depth in depths:
+        np.testing.assert_allclose((depth**2).sum(axis=1), 100 / 4 / 5, rtol=1e-2)
     mirrored = np.asarray(features(IMAGES[:, :, ::-1])).reshape(3, -1)
-    np.testing.assert_allclose(mirrored, both, atol=5e-3)
+    first = sum(sizes.values()) - sizes["network"]
+    np.testing.assert_allclose(mirrored[:, :first], both[:, :first], atol=5e-3)
+    assert np.abs(mirrored - both)[:, first:].max() > 5e-3  # the network is not symmetric
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (40, 256, 1), (64, 48, 3)])

@@ -1,29 +1,37 @@
 r"""Features learned without any photograph: a fixed map with weights from generated images.
 
-An image with sides from 28 to 256 is resized to 32×32. Each patch x has its mean subtracted and is
+An image with sides from 28 to 256 is resized to 32×32. Its features have four parts.
+
+"fine" has the responses of filters on the image. Each patch x has its mean subtracted and is
 divided by its deviation. Spherical k-means learned filters $d_k$ from whitened patches of dead
-leaves (`bam.features.dead_leaves`). The response is $r = \max(0, d_k^\top Z (x - \mu) - 1.5)$, and
-the features are
+leaves (`scripts/drawn.py`). The response is $r = \max(0, d_k^\top Z (x - \mu) - 1.5)$, and the
+features are
 
 $$\sqrt{\overline{r}_\text{quarter}}, \qquad \sqrt{\overline{S x}_\text{sixteenth}}$$
 
-for filters on the image ("fine"), for filters on the image at half its size ("coarse"), and for the
-scattering transform S (`bam.features.scattering`). Means are over the places in a quarter or a
-sixteenth of the image, and over the image and its mirror image. Each of the three parts is whitened
-by its moments in dead leaves, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$. Then each part of an image
-is scaled to mean 0 and equal variance, so that all features have L2 norm 10 and each part an equal
-share of it. The square root (Hellinger's) reduces the weight of the strong responses of edges.
+"coarse" is the same on the image at half its size, and "scattering" is the second formula for the
+scattering transform S (`bam.features.scattering`). The square root (Hellinger's) reduces the weight
+of the strong responses of edges. The fourth part is a network, a ResNet-9 of width 32. It learned
+to give two views of a drawn image similar outputs, and to tell the image's kind and factors. Its
+features are the means of five layers' activations over quarters or sixteenths.
+
+Filters and scattering are averaged over the image and its mirror image, and the network over left
+and right. Each part, and each layer of the network, is whitened by its moments in drawn images,
+$(R + \lambda I)^{-1/2} (\cdot - \mu)/s$. Then it is scaled in each image to mean 0 and equal
+variance. All features have L2 norm 10, and each of the four parts has norm 5.
 
 Source: Coates, Lee and Ng 2011 (k-means features); Perronnin, Sánchez and Mensink 2010 (square
-root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior for private training).
-`scripts/prior.py` makes the weights.
+root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior for private training); Chen
+et al. 2020 (contrast of views). `scripts/prior.py` makes the weights.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +42,8 @@ from bam.extras import needs
 from bam.features import PRIOR_SHA256
 from bam.features.extraction import FeatureMap
 from bam.features.scattering import scattering
+from bam.models.layers import mish
+from bam.models.resnet9 import ResNet9
 
 with needs("train"):
     import safetensors.numpy
@@ -44,7 +54,11 @@ PATCH = 6
 FLOOR = 10 / 255**2  # added to a patch's variance, so that flat ones stay flat
 THRESHOLD = 1.5
 LENGTH = 10.0  # L2 norm of an image's features: short enough for Adam at usual learning rates
-PARTS = ("fine", "coarse", "scattering")
+OUTPUTS = 144  # of the network: 128 for the contrast of views, 16 for kinds and factors
+# Activations of the network that are features, and their places along a side.
+LAYERS = {"GroupNorm_1": 2, "GroupNorm_3": 2, "GroupNorm_4": 2, "GroupNorm_5": 2, "GroupNorm_7": 4}
+# Each part's share of the squared length of an image's features.
+SHARES = dict.fromkeys(("fine", "coarse", "scattering"), 0.25) | dict.fromkeys(LAYERS, 0.05)
 
 AnyArray = TypeVar("AnyArray", np.ndarray, Array)
 Weights = Mapping[str, Float[np.ndarray, "..."]]
@@ -62,7 +76,7 @@ def prior(digest: str = "") -> FeatureMap:
 
     Examples:
       >>> prior()(jnp.zeros((1, 28, 40, 1))).shape
-      (1, 1, 1, 7696)
+      (1, 1, 1, 9488)
     """
     content = FILE.read_bytes() if FILE.is_file() else b""
     if hashlib.sha256(content).hexdigest() != PRIOR_SHA256:
@@ -76,9 +90,10 @@ def prior(digest: str = "") -> FeatureMap:
 
 
 def with_weights(weights: Weights) -> FeatureMap:
-    """The map with these weights, which are called `CHANNELS/PART/…` (`scripts/prior.py`)."""
+    """The map with these weights, called `CHANNELS/PART/…` and `network/…` (`scripts/prior.py`)."""
     weights = {name: np.asarray(value, np.float32) for name, value in weights.items()}
 
+    @jax.jit
     def features(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n 1 1 f"]:
         _, height, width, channels = images.shape
         if not (LEAST <= min(height, width) <= max(height, width) <= MOST and channels in (1, 3)):
@@ -87,34 +102,68 @@ def with_weights(weights: Weights) -> FeatureMap:
                 f"channels, got {height} × {width} × {channels}"
             )
 
-        def whitened(part: str) -> Float[Array, "n f"]:
+        def whitened(part: str, planes: Float[Array, "n places k"]) -> Float[Array, "n f"]:
             centre, matrix = (weights[f"{channels}/{part}/{k}"] for k in ("centre", "matrix"))
-            planes = (raw(images, part, weights) - centre) @ matrix
-            return jax.nn.standardize(planes.reshape(len(images), -1))
+            rows = ((planes - centre) @ matrix).reshape(len(images), -1)
+            return jax.nn.standardize(rows) * LENGTH * (SHARES[part] / rows.shape[1]) ** 0.5
 
-        each = [whitened(part) for part in PARTS]
-        each = [part * LENGTH / (len(PARTS) * part.shape[1]) ** 0.5 for part in each]
+        parts = raw(images, weights)
+        each = [whitened(part, parts[part]) for part in SHARES]
         return jnp.concatenate(each, axis=1)[:, None, None]
 
     return features
 
 
 def raw(
-    images: Float[np.ndarray | Array, "n h w c"], part: str, weights: Weights
-) -> Float[Array, "n places k"]:
-    """The features of a part before whitening: square roots of means over places."""
+    images: Float[np.ndarray | Array, "n h w c"], weights: Weights
+) -> dict[str, Float[Array, "n places k"]]:
+    """Each part's features before whitening.
+
+    Images are mapped one by one, so that the responses of one stay in the processor's cache.
+    """
     n, *_, channels = images.shape
     pixels = jnp.asarray(images, jnp.float32)
     pixels = jax.image.resize(pixels, (n, SIDE, SIDE, channels), "linear")
-    if part == "scattering":
-        planes = scattering(mirror=True)(pixels)
-        answers = planes.reshape(n, 4, 2, 4, 2, -1).mean(axis=(2, 4)).reshape(n, 16, -1)
-    else:
-        if part == "coarse":
-            pixels = halved(pixels)
+    return jax.lax.map(functools.partial(_parts, weights=weights), pixels)
+
+
+def _parts(image: Float[Array, "s s c"], weights: Weights) -> dict[str, Float[Array, "places k"]]:
+    channels = image.shape[-1]
+    planes = scattering(mirror=True)(image[None])[0]
+    means = {"scattering": _squares(planes, 4).reshape(16, -1)}
+    for part, view in (("fine", image), ("coarse", halved(image[None])[0])):
         filters = (weights[f"{channels}/{part}/{k}"] for k in ("mean", "projection"))
-        answers = _pooled(pixels, *filters)
-    return jnp.sqrt(jnp.maximum(answers, 0))
+        means[part] = _pooled(view, *filters)
+    roots = {part: jnp.sqrt(jnp.maximum(mean, 0)) for part, mean in means.items()}
+    return roots | _activations(image, weights)
+
+
+def encoder() -> ResNet9:
+    """The network that learned from drawn images."""
+    return ResNet9(OUTPUTS, width=32)
+
+
+def _activations(
+    image: Float[Array, "s s c"], weights: Weights
+) -> dict[str, Float[Array, "places k"]]:
+    """Means of `LAYERS` over places and over left and right; a grey image has equal channels."""
+    named = flax.traverse_util.unflatten_dict(dict(weights), sep="/")["network"]
+    pixels = jnp.broadcast_to(image, (*image.shape[:2], 3))[None] - 0.5
+    params = {"params": jax.tree.map(jnp.asarray, named)}
+    _, kept = encoder().apply(params, pixels, capture_intermediates=True)
+    means = {}
+    for layer, side in LAYERS.items():
+        squares = _squares(mish(kept["intermediates"][layer]["__call__"][0][0]), side)
+        left = (squares + squares[:, ::-1])[:, : side // 2] / 2
+        means[layer] = left.reshape(-1, left.shape[-1])
+    return means
+
+
+def _squares(planes: Float[Array, "h w k"], side: int) -> Float[Array, "s s k"]:
+    """Means over each of `side`² equal squares."""
+    height, width, channels = planes.shape
+    squares = planes.reshape(side, height // side, side, width // side, channels)
+    return squares.mean(axis=(1, 3))
 
 
 def halved(images: Float[AnyArray, "n h w c"]) -> Float[AnyArray, "n h2 w2 c"]:
@@ -140,19 +189,16 @@ def normalised(
 
 
 def _pooled(
-    images: Float[Array, "n s s c"], mean: np.ndarray, projection: np.ndarray
-) -> Float[Array, "n 4 k"]:
-    """Responses above the threshold, averaged over each quarter and over image and mirror image.
-
-    Images are mapped one by one, so that the responses of one stay in the processor's cache.
-    """
-    side = images.shape[1] - PATCH + 1
+    image: Float[Array, "s s c"], mean: np.ndarray, projection: np.ndarray
+) -> Float[Array, "4 k"]:
+    """Responses above the threshold, averaged over each quarter and over image and mirror image."""
+    side = len(image) - PATCH + 1
     halves = np.zeros((2, side), np.float32)
     halves[0, : side // 2] = 1 / (side // 2)
     halves[1, side // 2 :] = 1 / (side - side // 2)
     quarters = jnp.asarray(np.kron(halves, halves))
 
-    def pool(image: Array) -> Array:
-        return quarters @ jnp.maximum((patches(image) - mean) @ projection - THRESHOLD, 0)
+    def pool(view: Array) -> Array:
+        return quarters @ jnp.maximum((patches(view) - mean) @ projection - THRESHOLD, 0)
 
-    return jax.lax.map(lambda image: (pool(image) + pool(image[:, ::-1])) / 2, images)
+    return (pool(image) + pool(image[:, ::-1])) / 2
