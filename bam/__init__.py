@@ -13,7 +13,7 @@ import importlib
 # `core` sets a flag of XLA, which XLA reads only once, when JAX first computes. It imports fast.
 from bam import core  # noqa: F401
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 # Module -> the names that `bam` exports from it, imported on first use: `bam --help` needs no JAX.
 _EXPORTED = {

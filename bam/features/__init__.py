@@ -4,5 +4,5 @@ This folder imports `core`, `data` and `models`.
 """
 
 PRIOR_SHA256 = (
-    "05a248086a2102e342711323f382735074d436490129be992e809fce5cffaec7"  # prior.safetensors
+    "d6c172ecafc75875b48749d330ea9ddb09eb194628d90ed8aa09e84da1864640"  # prior.safetensors
 )
