@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, PyTree, UInt8
 
 from bam import files, provenance
 from bam.cli import console
-from bam.features.prior import LAYERS, PATCH, SHARES, SIDE, encoder, halved, normalised, raw
+from bam.features.prior import LAYERS, PATCH, SHARES, SIDE, encoder, normalised, raw, squares
 from bam.features.scattering import inverse_root
 from scripts import drawn
 
@@ -55,19 +55,17 @@ def make(
         leaves, others = (
             x if channels == 3 else x.mean(axis=-1, keepdims=True) for x in (colour, kinds)
         )
-        for part, pixels in (("fine", leaves), ("coarse", halved(leaves))):
+        for part, pixels in (("fine", leaves), ("coarse", squares(leaves, SIDE // 2))):
             mean, projection = directions(pixels, filters, rounds, np.random.default_rng(seed + 1))
             weights |= {
                 f"{channels}/{part}/mean": mean,
                 f"{channels}/{part}/projection": projection,
             }
         answers = jax.jit(functools.partial(raw, weights=weights))
-        of_leaves, of_kinds = answers(leaves), answers(others)
-        for part, ridge in RIDGES.items():
-            moments = np.asarray((of_kinds if part in LAYERS else of_leaves)[part])
-            weights[f"{channels}/{part}/centre"], weights[f"{channels}/{part}/matrix"] = whitening(
-                moments, ridge
-            )
+        layers = {part: x for part, x in answers(others).items() if part in LAYERS}
+        for part, responses in (answers(leaves) | layers).items():
+            centre, matrix = whitening(np.asarray(responses), RIDGES[part])
+            weights |= {f"{channels}/{part}/centre": centre, f"{channels}/{part}/matrix": matrix}
     return {name: np.asarray(value, np.float16) for name, value in weights.items()}
 
 
@@ -144,7 +142,7 @@ def views(
     saturation = np.where(rng.random((n, 1, 1, 1)) < 0.2, 0, draw(0.4, 1.6))
     shift = 0.1 * rng.normal(size=(n, 1, 1, 3)).astype(np.float32)
     changed = (grey + saturation * (pixels - grey) - 0.5) * draw(0.5, 1.5) + 0.5 + shift
-    return np.clip(changed, 0, 1).astype(np.float32)
+    return np.clip(changed, 0, 1)
 
 
 def _between(

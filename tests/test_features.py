@@ -447,14 +447,20 @@ def test_a_map_on_several_devices_gives_the_bits_of_one_and_the_same_file(tmp_pa
     several_devices(2)
     images = np.random.default_rng(0).integers(0, 256, (300, 8, 8, 1), np.uint8)
     alone = jax.jit(lambda x: extraction.to_features(scattering(9), x))
-    shared, digest = extraction._compiled(alone, images)
     chunk = jnp.asarray(images[: extraction.CHUNK])
+    traced = jax.make_jaxpr(alone)(chunk)
+    shared = extraction._on_all_devices(alone, traced)
     assert len(shared(chunk).sharding.device_set) == math.gcd(256, jax.local_device_count())
-    found = extraction.in_chunks(shared, images)
+    features = extraction.in_chunks(shared, images)
+    data = datasets.load("digits")
+    kept = extraction.extract(data, scattering(9), {}, tmp_path)
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
-    same, digest_of_one = extraction._compiled(alone, images)
-    assert same is alone and digest == digest_of_one
-    np.testing.assert_array_equal(found, extraction.in_chunks(alone, images))
+    assert extraction._on_all_devices(alone, traced) is alone
+    np.testing.assert_array_equal(features, extraction.in_chunks(alone, images))
+    said = []
+    again = extraction.extract(data, scattering(9), {}, tmp_path, said.append)
+    assert not said  # the files are those of this map, on one device, too
+    np.testing.assert_array_equal(again.train.images, kept.train.images)
 
 
 def test_a_map_with_a_callback_stays_on_one_device():
@@ -467,6 +473,7 @@ def test_a_map_with_a_callback_stays_on_one_device():
     images = np.ones((3, 4, 4, 1), np.float32)
     for map_, is_alone in ((doubled, True), (lambda x: 2 * x, False)):
         alone = jax.jit(lambda x, map_=map_: extraction.to_features(map_, x))
-        computed, _ = extraction._compiled(alone, images)
+        like = jax.ShapeDtypeStruct((extraction.CHUNK, 4, 4, 1), np.float32)
+        computed = extraction._on_all_devices(alone, jax.make_jaxpr(alone)(like))
         assert (computed is alone) == is_alone
         np.testing.assert_array_equal(extraction.in_chunks(computed, images), 2 * images)

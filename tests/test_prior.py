@@ -73,8 +73,8 @@ def test_views_are_crops_that_keep_what_an_image_shows():
     assert 10 < np.sum(slopes < 0) < 40  # about half are mirrored
     colours = np.array([[140, 128, 116], [122, 128, 134]], np.uint8)  # of one grey
     halves = np.repeat(np.repeat(colours[None], 20, axis=1), 40, axis=0)
-    found = script.views(np.random.default_rng(0), np.stack([halves] * 200))
-    sides = found[:, :, 0].mean(axis=1) - found[:, :, -1].mean(axis=1)
+    views = script.views(np.random.default_rng(0), np.stack([halves] * 200))
+    sides = views[:, :, 0].mean(axis=1) - views[:, :, -1].mean(axis=1)
     direction = (colours[0].astype(np.float32) - colours[1]) / 255
     shares = np.abs(sides @ direction) / (direction @ direction)
     np.testing.assert_allclose(
@@ -87,8 +87,8 @@ def test_views_are_crops_that_keep_what_an_image_shows():
         [np.interp(place, range(5), plane[0, :, w, c]) for w in range(4) for c in range(2)]
         for place in places[0]
     ]
-    found = script._between(plane, places)
-    np.testing.assert_allclose(found.reshape(4, 8), expected, rtol=1e-6)
+    between = script._between(plane, places)
+    np.testing.assert_allclose(between.reshape(4, 8), expected, rtol=1e-6)
 
 
 def test_the_loss_is_of_contrast_kinds_and_known_factors(monkeypatch):
@@ -103,7 +103,7 @@ def test_the_loss_is_of_contrast_kinds_and_known_factors(monkeypatch):
             return outputs
 
     monkeypatch.setattr(script, "encoder", Fixed)
-    found = float(script.loss_of({}, np.zeros((4, 32, 32, 3)), factors))
+    loss = float(script.loss_of({}, np.zeros((4, 32, 32, 3)), factors))
     z = outputs[:, :128].astype(np.float64)
     z /= np.linalg.norm(z, axis=1, keepdims=True)
     likeness = np.exp(z @ z.T / 0.2)
@@ -113,7 +113,7 @@ def test_the_loss_is_of_contrast_kinds_and_known_factors(monkeypatch):
     kinds = [shares[i, int(factors[i, 0])] for i in range(4)]
     errors = np.nanmean((outputs[:, 136:] - factors[:, 1:]).astype(np.float64) ** 2)
     expected = -np.mean(np.log(pairs)) - np.mean(np.log(kinds)) + errors
-    assert found == pytest.approx(expected, rel=1e-5)
+    assert loss == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_network_learns_the_same_again():

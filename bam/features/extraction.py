@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Float16, Num
 
 from bam import files, waits
@@ -71,9 +71,12 @@ def extract(
       DataError: if the map mixes images, or a feature is not finite in float16.
     """
     alone = jax.jit(lambda images: to_features(feature_map, images))
+    images = dataset.train.images
+    like = jax.ShapeDtypeStruct((CHUNK, *images.shape[1:]), images.dtype)
     with waits.compiling(log, "the feature map"):
-        computed, program = _compiled(alone, dataset.train.images)
-        _check_rows(computed, dataset.train.images)
+        traced = jax.make_jaxpr(alone)(like)
+        computed, program = _on_all_devices(alone, traced), _digest(traced)
+        _check_rows(computed, images)
     return _with_images(
         dataset,
         lambda images: loaded_or_computed(computed, program, images, map_options, folder, log),
@@ -185,22 +188,18 @@ def _read(file: Path, log: Callable[[str], None]) -> tuple[np.ndarray | None, by
     return None, b""
 
 
-def _compiled(alone: Computed, images: Images) -> tuple[Computed, bytes]:
-    """The map on all devices, each with a part of a chunk, and a digest of its program.
+def _on_all_devices(alone: Computed, traced: ClosedJaxpr) -> Computed:
+    """The map on all devices, each with a part of a chunk.
 
     `bam` makes a device of each core of a CPU, because one map alone leaves cores idle. A map that
     calls back to Python stays on one device: callbacks of several could wait for one another.
     """
-    like = jax.ShapeDtypeStruct((CHUNK, *images.shape[1:]), images.dtype)
-    traced = jax.make_jaxpr(alone)(like)
     num_devices = math.gcd(CHUNK, jax.local_device_count())
     if num_devices == 1 or "callback" in str(traced):
-        return alone, _digest(traced)
-    devices = jax.local_devices()[:num_devices]
-    mesh = jax.make_mesh((num_devices,), ("rows",), axis_types=(AxisType.Auto,), devices=devices)
-    rows = PartitionSpec("rows")
+        return alone
+    mesh, rows = Mesh(jax.local_devices()[:num_devices], ("rows",)), PartitionSpec("rows")
     shared = jax.shard_map(alone, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
-    return jax.jit(shared), _digest(traced)
+    return jax.jit(shared)
 
 
 def _digest(traced: ClosedJaxpr) -> bytes:

@@ -130,8 +130,8 @@ def raw(
 def _parts(image: Float[Array, "s s c"], weights: Weights) -> dict[str, Float[Array, "places k"]]:
     channels = image.shape[-1]
     planes = scattering(mirror=True)(image[None])[0]
-    means = {"scattering": _squares(planes, 4).reshape(16, -1)}
-    for part, view in (("fine", image), ("coarse", halved(image[None])[0])):
+    means = {"scattering": squares(planes, 4).reshape(16, -1)}
+    for part, view in (("fine", image), ("coarse", squares(image, SIDE // 2))):
         filters = (weights[f"{channels}/{part}/{k}"] for k in ("mean", "projection"))
         means[part] = _pooled(view, *filters)
     roots = {part: jnp.sqrt(jnp.maximum(mean, 0)) for part, mean in means.items()}
@@ -153,23 +153,17 @@ def _activations(
     _, kept = encoder().apply(params, pixels, capture_intermediates=True)
     means = {}
     for layer, side in LAYERS.items():
-        squares = _squares(mish(kept["intermediates"][layer]["__call__"][0][0]), side)
-        left = (squares + squares[:, ::-1])[:, : side // 2] / 2
+        planes = squares(mish(kept["intermediates"][layer]["__call__"][0][0]), side)
+        left = (planes + planes[:, ::-1])[:, : side // 2] / 2
         means[layer] = left.reshape(-1, left.shape[-1])
     return means
 
 
-def _squares(planes: Float[Array, "h w k"], side: int) -> Float[Array, "s s k"]:
+def squares(planes: Float[AnyArray, "*n h w k"], side: int) -> Float[AnyArray, "*n s s k"]:
     """Means over each of `side`² equal squares."""
-    height, width, channels = planes.shape
-    squares = planes.reshape(side, height // side, side, width // side, channels)
-    return squares.mean(axis=(1, 3))
-
-
-def halved(images: Float[AnyArray, "n h w c"]) -> Float[AnyArray, "n h2 w2 c"]:
-    """Images at half their size: means over squares of two by two pixels."""
-    n, height, width, channels = images.shape
-    return images.reshape(n, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
+    *n, height, width, channels = planes.shape
+    each = planes.reshape(*n, side, height // side, side, width // side, channels)
+    return each.mean(axis=(-4, -2))
 
 
 def patches(image: Float[Array, "h w c"]) -> Float[Array, "places p"]:
