@@ -19,6 +19,7 @@ Y, X = np.mgrid[:SIDE, :SIDE].astype(np.float32)
 Rng = np.random.Generator
 Image = Float[np.ndarray, "40 40 3"]
 Plane = Float[np.ndarray, "s s"]
+Fill = Callable[..., Plane] | None  # what a shape shows, from its turned coordinates
 Drawn = tuple[Image, dict[str, float]]  # "angle" stands for cos and sin
 
 
@@ -51,26 +52,32 @@ def draw(rng: Rng, kind: int) -> tuple[UInt8[np.ndarray, "40 40 3"], Float[np.nd
 
 
 def dead_leaves(rng: Rng, side: int = 32) -> Float[np.ndarray, "s s 3"]:
-    """Discs, bars and triangles that cover one another, with pixels in [0, 1].
+    """Discs, bars and triangles that cover one another, with pixels in [0, 1]."""
+    image = covered(rng, side, 1, 0.12, is_simple=True)
+    image += rng.uniform(0, 0.1) * texture(rng, rng.uniform(0.8, 1.6), side=side)[..., None]
+    return np.clip(softened(image, rng.uniform(0, 1)), 0, 1).astype(np.float32)
+
+
+def covered(
+    rng: Rng, side: int, least: float, spread: float, is_simple: bool = False, fill: Fill = None
+) -> Float[np.ndarray, "s s 3"]:
+    """Shapes that cover one another until nothing is bare.
 
     Radii are Pareto with a density of about r^-2.5 (Lee, Mumford and Huang 2001).
     """
     image, bare = np.zeros((side, side, 3), np.float32), np.ones((side, side), bool)
     y, x = np.mgrid[:side, :side]
     while bare.any():
-        radius = min(side, 1 + 1.5 * rng.pareto(1.5))
-        top, left = rng.uniform(-radius / 2, side + radius / 2, 2)
-        angle, aspect = rng.uniform(0, np.pi), rng.uniform(0.4, 1)
-        u = np.cos(angle) * (x - left) + np.sin(angle) * (y - top)
-        v = (np.cos(angle) * (y - top) - np.sin(angle) * (x - left)) / aspect
-        disc, bar = u**2 + v**2 < radius**2, np.maximum(abs(u), abs(v)) < radius
-        triangle = (v > -radius / 2) & (v < radius - 2 * abs(u))
-        new = bare & (disc, bar, triangle)[rng.integers(3)]
+        radius = min(side, least + 1.5 * rng.pareto(1.5))
+        row, column = rng.uniform(-radius / 2, side + radius / 2, 2)
+        mask, u, v = shape(rng, radius, x - column, y - row, rng.uniform(0, np.pi), is_simple)
+        new = bare & mask
         shade = 0.06 * u[new, None] / (radius + 1) * rng.normal(size=3)
-        image[new] = colour(rng, 0.12) + shade
+        image[new] = colour(rng, spread) + shade
+        if fill is not None and new.sum() > 20:
+            image[new] += fill(rng, u, v)[new, None] * rng.uniform(0.02, 0.15)
         bare &= ~new
-    image += rng.uniform(0, 0.1) * texture(rng, rng.uniform(0.8, 1.6), side=side)[..., None]
-    return np.clip(softened(image, rng.uniform(0, 1)), 0, 1).astype(np.float32)
+    return image
 
 
 def softened(image: Float[np.ndarray, "s s 3"], soft: float) -> Float[np.ndarray, "s s 3"]:
@@ -86,12 +93,17 @@ def texture(
 ) -> Plane:
     """A Gaussian field, deviation 1, amplitudes |frequency|^-slope; stretched along an angle."""
     rows, columns = np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None]
-    along = np.cos(angle) * columns + np.sin(angle) * rows
-    across = np.cos(angle) * rows - np.sin(angle) * columns
+    along, across = turned(columns, rows, angle)
     frequency = np.hypot(along * stretch, across / stretch)
     frequency[0, 0] = np.inf
     field = np.fft.irfft2(np.fft.rfft2(rng.normal(size=(side, side))) * frequency**-slope)
     return np.asarray(field / (field.std() + 1e-9))
+
+
+def turned(x: Plane, y: Plane, angle: float, aspect: float = 1.0) -> tuple[Plane, Plane]:
+    """Coordinates along an angle, and across it; the second are divided by `aspect`."""
+    u = np.cos(angle) * x + np.sin(angle) * y
+    return u, (np.cos(angle) * y - np.sin(angle) * x) / aspect
 
 
 def colour(rng: Rng, spread: float) -> Float[np.ndarray, "3"]:
@@ -105,20 +117,18 @@ def place(row: float, column: float, angle: float) -> dict[str, float]:
     return {"row": (row / SIDE - 0.5) / 0.2, "column": (column / SIDE - 0.5) / 0.2, "angle": angle}
 
 
-def shape(rng: Rng, radius: float, row: float, column: float, angle: float) -> tuple[Plane, ...]:
-    """A mask of a random outline, and the turned coordinates within it."""
-    aspect = rng.uniform(0.4, 1)
-    u = np.cos(angle) * (X - column) + np.sin(angle) * (Y - row)
-    v = (np.cos(angle) * (Y - row) - np.sin(angle) * (X - column)) / aspect
-    polar, lobes = np.arctan2(v, u), rng.integers(2, 7)
-    wavy = radius * (1 + rng.uniform(0.1, 0.5) * np.cos(lobes * polar))
-    masks = (
-        u**2 + v**2 < radius**2,
-        np.maximum(abs(u), abs(v)) < radius,
-        (v > -radius / 2) & (v < radius - 2 * abs(u)),
-        np.hypot(u, v) < wavy,
-        abs(np.hypot(u, v) - 0.75 * radius) < 0.25 * radius,
-    )
+def shape(
+    rng: Rng, radius: float, x: Plane, y: Plane, angle: float, is_simple: bool = False
+) -> tuple[Plane, ...]:
+    """A mask: disc, bar, triangle, lobed outline or ring; and the turned coordinates."""
+    u, v = turned(x, y, angle, rng.uniform(0.4, 1))
+    disc, bar = u**2 + v**2 < radius**2, np.maximum(abs(u), abs(v)) < radius
+    masks = [disc, bar, (v > -radius / 2) & (v < radius - 2 * abs(u))]
+    if not is_simple:
+        polar, lobes = np.arctan2(v, u), rng.integers(2, 7)
+        wavy = radius * (1 + rng.uniform(0.1, 0.5) * np.cos(lobes * polar))
+        ring = abs(np.hypot(u, v) - 0.75 * radius) < 0.25 * radius
+        masks += [np.hypot(u, v) < wavy, ring]
     return masks[rng.integers(len(masks))], u, v
 
 
@@ -129,21 +139,10 @@ def pattern(rng: Rng, u: Plane, v: Plane) -> Plane:
     return (wave[0], np.sign(wave[0] * wave[1]), texture(rng, rng.uniform(0.5, 1.6)))[kind]
 
 
-def leaves(rng: Rng, spread: float, fill: Callable[..., Plane] | None = None) -> Drawn:
-    """Shapes that cover one another until nothing is bare; radii are Pareto."""
-    image, bare = np.zeros((SIDE, SIDE, 3), np.float32), np.ones((SIDE, SIDE), bool)
+def leaves(rng: Rng, spread: float, fill: Fill = None) -> Drawn:
+    """Shapes that cover one another."""
     least = np.exp(rng.uniform(np.log(1), np.log(5)))
-    while bare.any():
-        radius = min(SIDE, least + 1.5 * rng.pareto(1.5))
-        row, column = rng.uniform(-radius / 2, SIDE + radius / 2, 2)
-        mask, u, v = shape(rng, radius, row, column, rng.uniform(0, np.pi))
-        new = bare & mask
-        shade = 0.06 * u[new, None] / (radius + 1) * rng.normal(size=3)
-        image[new] = colour(rng, spread) + shade
-        if fill is not None and new.sum() > 20:
-            image[new] += fill(rng, u, v)[new, None] * rng.uniform(0.02, 0.15)
-        bare &= ~new
-    return image, {"scale": np.log(least) - 0.8}
+    return covered(rng, SIDE, least, spread, fill=fill), {"scale": np.log(least) - 0.8}
 
 
 def field(rng: Rng, spread: float) -> Drawn:
@@ -165,7 +164,7 @@ def waves(rng: Rng, spread: float) -> Drawn:
     warp, bend = rng.uniform(0, 4), np.stack([texture(rng, 1.8), texture(rng, 1.8)])
     x, y = X + warp * bend[0], Y + warp * bend[1]
     row, column = rng.uniform(0, SIDE, 2)
-    along = np.cos(angle) * x + np.sin(angle) * y
+    along, _ = turned(x, y, angle)
     rings = rng.random() < 0.3
     phase = (np.hypot(x - column, y - row) if rings else along) * 2 * np.pi / period
     second = np.sin(phase * rng.uniform(0.5, 2.5) + rng.uniform(0, 6)) * rng.uniform(0, 0.6)
@@ -211,8 +210,8 @@ def solids(rng: Rng, spread: float, behind: Image | None = None) -> Drawn:
         radius, angle = np.exp(rng.uniform(np.log(4), np.log(16))), rng.uniform(0, np.pi)
         row, column = rng.uniform(6, SIDE - 6, 2)
         aspect = rng.uniform(0.4, 1)
-        u = (np.cos(angle) * (X - column) + np.sin(angle) * (Y - row)) / radius
-        v = (np.cos(angle) * (Y - row) - np.sin(angle) * (X - column)) / (radius * aspect)
+        u, v = turned(X - column, Y - row, angle, radius * aspect)
+        u = u / radius
         wide = abs(u) > abs(v)
         ball, box, cylinder = u**2 + v**2 < 1, np.maximum(abs(u), abs(v)) < 0.8, abs(u) < 0.9
         sides = (0.7 * np.sign(np.where(x, y, 0)) for x, y in ((wide, u), (~wide, v)))
@@ -238,7 +237,7 @@ def composition(rng: Rng, spread: float) -> Drawn:
     radius, (row, column) = rng.uniform(6, 18), rng.uniform(8, SIDE - 8, 2)
     angle = rng.uniform(0, np.pi)
     if rng.random() < 0.6:
-        mask = shape(rng, radius, row, column, angle)[0]
+        mask = shape(rng, radius, X - column, Y - row, angle)[0]
         known = {"scale": (radius - 12) / 3.5} | place(row, column, angle)
     else:
         mask, known = texture(rng, rng.uniform(1.4, 2.4)) > rng.normal() * 0.3, {}
