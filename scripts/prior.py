@@ -6,9 +6,9 @@ The network learns for two hours from images of eight kinds (`scripts/drawn.py`)
 image shall have similar outputs (NT-Xent, Chen et al. 2020), and a linear layer tells the image's
 kind and factors. The filters come from 2,000 images of dead leaves, in colour and in grey: for each
 size of patch, 240,000 patches are whitened, and spherical k-means finds directions. Moments of
-drawn images whiten each part. The file's metadata have its command, and `bam/features/__init__.py`
-has its SHA-256. On another processor, or with another number of threads, sums may differ in the
-last bits, and so may the file.
+drawn images whiten each part. The file's metadata name the commit, and `bam/features/__init__.py`
+has the file's SHA-256. On another processor, or with another number of threads, sums may differ in
+the last bits, and so may the file.
 """
 
 import functools
@@ -25,13 +25,13 @@ import safetensors.numpy
 from absl import flags
 from jaxtyping import Array, Float, PyTree, UInt8
 
-from bam import files, provenance
+from bam import files, provenance, waits
 from bam.cli import console
 from bam.features.prior import LAYERS, PATCH, SHARES, SIDE, encoder, normalised, raw, squares
 from bam.features.scattering import inverse_root
 from scripts import drawn
 
-EACH = 120  # patches of an image
+EACH, ROUNDS = 120, 15  # patches of an image, and rounds of k-means
 RIDGES = dict.fromkeys(SHARES, 0.3) | {"scattering": 1.0}
 MOMENTS = 4000  # images of eight kinds that whiten the network's activations
 BATCH, RATE, TEMPERATURE, CONTRAST = 64, 2e-3, 0.2, 128
@@ -41,10 +41,15 @@ OPTIMIZER = optax.chain(
 
 
 def make(
-    num_leaves: int, filters: int, rounds: int, num_drawn: int, steps: int, seed: int = 0
+    num_leaves: int = 2000,
+    filters: int = 800,
+    num_drawn: int = 60_000,
+    steps: int = 4136,
+    seed: int = 0,
 ) -> dict[str, Float[np.ndarray, "..."]]:
     """Weights by name, float16: the same bits for the same arguments on one machine."""
-    images, factors = drawn.drawn_images(num_drawn, seed)
+    with waits.awaited(console.show, f"drawing {num_drawn} images"):
+        images, factors = drawn.drawn_images(num_drawn, seed)
     params = learned(images, factors, steps, seed)
     weights = {f"network/{name}": value for name, value in params.items()}
     rng = np.random.default_rng(seed)
@@ -56,11 +61,9 @@ def make(
             x if channels == 3 else x.mean(axis=-1, keepdims=True) for x in (colour, kinds)
         )
         for part, pixels in (("fine", leaves), ("coarse", squares(leaves, SIDE // 2))):
-            mean, projection = directions(pixels, filters, rounds, np.random.default_rng(seed + 1))
-            weights |= {
-                f"{channels}/{part}/mean": mean,
-                f"{channels}/{part}/projection": projection,
-            }
+            mean, projection = directions(pixels, filters, np.random.default_rng(seed + 1))
+            name = f"{channels}/{part}"
+            weights |= {f"{name}/mean": mean, f"{name}/projection": projection}
         answers = jax.jit(functools.partial(raw, weights=weights))
         layers = {part: x for part, x in answers(others).items() if part in LAYERS}
         for part, responses in (answers(leaves) | layers).items():
@@ -156,7 +159,7 @@ def _between(
 
 
 def directions(
-    images: Float[np.ndarray, "n s s c"], filters: int, rounds: int, rng: np.random.Generator
+    images: Float[np.ndarray, "n s s c"], filters: int, rng: np.random.Generator
 ) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, "p filters"]]:
     """Mean of patches, and the matrix that whitens a patch and projects it to k-means' directions.
 
@@ -172,7 +175,7 @@ def directions(
     whiten = inverse_root(np.cov(rows, rowvar=False), 0.1).astype(np.float32)
     white = (rows - mean) @ whiten
     axes = rng.normal(size=(white.shape[1], filters)).astype(np.float32)
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         axes /= np.linalg.norm(axes, axis=0)
         scores = white @ axes
         best = scores.argmax(axis=1)
@@ -200,22 +203,13 @@ def main() -> None:
     """Writes the file, and prints its SHA-256."""
     with console.one_line_errors():
         console.check_writable(_OUT.value)
-        options = (_LEAVES, _FILTERS, _ROUNDS, _DRAWN, _STEPS)
-        values = " ".join(f"--{flag.name}={flag.value}" for flag in options)
-        command = f"python -m scripts.prior {values}"
-        metadata = {"command": command, "seed": "0", "commit": provenance.git_commit()}
-        weights = make(*(flag.value for flag in options))
-        content = safetensors.numpy.save(weights, metadata)
+        metadata = {"command": "python -m scripts.prior", "commit": provenance.git_commit()}
+        content = safetensors.numpy.save(make(), metadata)
         files.write_bytes(Path(_OUT.value), content)
         print(hashlib.sha256(content).hexdigest())
 
 
 if __name__ == "__main__":  # here, because a module that imports this one may define --out, too
     _OUT = flags.DEFINE_string("out", "", "safetensors file to write")
-    _LEAVES = flags.DEFINE_integer("leaves", 2000, "images of dead leaves", 1)
-    _FILTERS = flags.DEFINE_integer("filters", 800, "directions of each size of patch", 1)
-    _ROUNDS = flags.DEFINE_integer("rounds", 15, "rounds of k-means; 0: random directions", 0)
-    _DRAWN = flags.DEFINE_integer("drawn", 60_000, "images that the network learns from", MOMENTS)
-    _STEPS = flags.DEFINE_integer("steps", 4136, "steps of the network", 1)
     console.require("out")
     console.run(main)

@@ -15,7 +15,7 @@ from scripts import drawn
 from scripts import prior as script
 
 RNG = np.random.default_rng(0)
-FEW = {"num_leaves": 30, "filters": 7, "rounds": 15, "num_drawn": 24, "steps": 0}
+FEW = {"num_leaves": 30, "filters": 7, "num_drawn": 24, "steps": 0}
 IMAGES = RNG.uniform(size=(3, 32, 32, 3)).astype(np.float32)
 
 
