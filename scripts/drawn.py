@@ -120,7 +120,7 @@ def place(row: float, column: float, angle: float) -> dict[str, float]:
 def shape(
     rng: Rng, radius: float, x: Plane, y: Plane, angle: float, is_simple: bool = False
 ) -> tuple[Plane, ...]:
-    """A mask: disc, bar, triangle, lobed outline or ring; and the turned coordinates."""
+    """A mask (disc, bar, triangle; if not simple, also lobes or a ring) and turned coordinates."""
     u, v = turned(x, y, angle, rng.uniform(0.4, 1))
     disc, bar = u**2 + v**2 < radius**2, np.maximum(abs(u), abs(v)) < radius
     masks = [disc, bar, (v > -radius / 2) & (v < radius - 2 * abs(u))]
