@@ -457,9 +457,9 @@ def test_a_map_on_several_devices_gives_the_bits_of_one_and_the_same_file(tmp_pa
     monkeypatch.setattr(jax, "local_device_count", lambda: 1)
     assert extraction._on_all_devices(alone, traced) is alone
     np.testing.assert_array_equal(features, extraction.in_chunks(alone, images))
-    said = []
-    again = extraction.extract(data, scattering(9), {}, tmp_path, said.append)
-    assert not said  # the files are those of this map, on one device, too
+    lines = []
+    again = extraction.extract(data, scattering(9), {}, tmp_path, lines.append)
+    assert not lines  # the files are those of this map, on one device, too
     np.testing.assert_array_equal(again.train.images, kept.train.images)
 
 
