@@ -40,7 +40,7 @@ def train(config: ConfigDict, seed: int, folder: Path, data: datasets.Dataset) -
     def loss_fn(params: PyTree, example: PyTree) -> jax.Array:
         """The mean loss of an example's views, which differ from step to step."""
         key = jax.random.fold_in(stream_key(seed, "views"), example["step"])
-        key, _ = jax.random.split(jax.random.fold_in(key, example["row"]))
+        key, _ = jax.random.split(jax.random.fold_in(key, example["place"]))
         images = augment.views(key, example["image"], flip=config.augment.flip, **views)
         images = datasets.prepare(data, images, config.input_clip_norm)
         return model.loss(params, {"image": images, "label": example["label"]})
@@ -57,11 +57,12 @@ def train(config: ConfigDict, seed: int, folder: Path, data: datasets.Dataset) -
 
     params = model.init(stream_key(seed, "weights"))
     params, state = private.restore((params, tx.init(params)))
-    rows = np.arange(len(data.train.labels), dtype=np.int32)
-    split = {"image": data.train.images, "label": data.train.labels, "row": rows, "step": 0 * rows}
+    blank = np.zeros(len(data.train.labels), np.int32)
+    split = {"image": data.train.images, "label": data.train.labels, "place": blank, "step": blank}
     for batch in private.batches(split):
-        steps = jnp.full_like(batch.examples["step"], batch.step - 1)  # steps before this one
-        batch = batch._replace(examples=batch.examples | {"step": steps})
+        places = jnp.arange(len(batch.mask), dtype=jnp.int32)
+        numbers = {"place": places, "step": jnp.full_like(places, batch.step - 1)}
+        batch = batch._replace(examples=batch.examples | numbers)
         params, state = step(batch, state, params)
         if batch.step % config.checkpoint.every == 0 or batch.step == private.plan.num_steps:
             private.save(folder, (params, state))

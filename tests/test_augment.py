@@ -91,20 +91,24 @@ def test_a_step_sees_views_and_mixtures_of_each_example_alone():
     state, split = built.init(0), built.place(built.dataset.train)
     at = examples.example_at(built.parts.inputs, split, state.step)
     key = jax.random.key(3)
-    one = at(key, (jnp.int32(4),))
+    row = lambda index: (jnp.int32(index), jnp.int32(7))  # noqa: E731 (at one place)
+    one = at(key, row(4))
     assert one["image"].shape == (5, 8, 8, 1)
     without = config_of(**{"augment.mixtures": 0})
     plain = examples.example_at(examples.inputs_of(without, built.dataset), split, state.step)(
-        key, (jnp.int32(4),)
+        key, row(4)
     )
     np.testing.assert_array_equal(one["image"][:2], plain["image"])  # as they were
     # The control: another example, elsewhere in the data, changes nothing of it.
     other = split._replace(images=split.images.at[5].set(7))
     again = examples.example_at(built.parts.inputs, other, state.step)
-    np.testing.assert_array_equal(again(key, (jnp.int32(4),))["image"], one["image"])
-    assert (
-        np.abs(again(key, (jnp.int32(5),))["image"] - at(key, (jnp.int32(5),))["image"]).max() > 0
-    )
+    np.testing.assert_array_equal(again(key, row(4))["image"], one["image"])
+    assert np.abs(again(key, row(5))["image"] - at(key, row(5))["image"]).max() > 0
+    # Views belong to the place, not to the row's number, as `tests/test_neighbours.py` needs.
+    same = split._replace(images=split.images.at[8].set(split.images[4]))
+    moved = examples.example_at(built.parts.inputs, same, state.step)
+    np.testing.assert_array_equal(moved(key, row(8))["image"], one["image"])
+    assert np.abs(at(key, (jnp.int32(4), jnp.int32(8)))["image"] - one["image"]).max() > 0
     loss = built.model.loss(state.params, one)
     each = [built.model.loss(state.params, one | {"image": x[None]}) for x in one["image"]]
     assert loss == pytest.approx(np.mean(each), rel=1e-5)

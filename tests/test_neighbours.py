@@ -8,6 +8,7 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from ml_collections import ConfigDict
 
@@ -19,7 +20,7 @@ from bam.data.stream import StoredImages
 from bam.privacy import accounting, pld, statement, tradeoff
 from bam.privacy.mechanisms import ADJACENCIES
 from bam.privacy.plan import Population
-from bam.training import loop
+from bam.training import examples, loop
 from bam.training.loop import Feed
 from configs import digits
 from tests.cases import recomputed, thoroughly, without_mu
@@ -130,6 +131,45 @@ def test_empty_places_add_nothing_and_rows_are_drawn_as_by_a_plan_of_all_places(
     assert np.array_equal(batch.mask, whole.mask & ~empty)
     assert np.array_equal(batch.indices[batch.mask], whole.indices[batch.mask])
     assert set(batch.indices[~batch.mask].tolist()) == {sampling.PADDING}
+
+
+VIEWS = {"augment.views": 2, "augment.shift": 2, "augment.flip": "horizontal"}
+
+
+def moved_by_removing_row_0(is_drawn, users, monkeypatch, by_number=False):
+    """By how many S a step's sum moves for one noise and one key of views; others keep places."""
+    size, unit = (3, {"dataset.group_size": 3}) if users else (1, {})
+    config = config_of(num_examples=90, expected_batch_size=30, **VIEWS | unit)
+    with config.unlocked():
+        config.method = ConfigDict({"name": "examples.random_smoothing:oracle", "radius": 0.5})
+    if by_number:  # the control: views and the oracle's key follow the row's number
+        rows = lambda inputs, split, indices: (jnp.asarray(indices),) * 2  # noqa: E731
+        monkeypatch.setattr(examples, "rows", rows)
+    drawn = np.concatenate([[0] * is_drawn, 2 * np.arange(1, 40)]).astype(np.int32)
+    places = RNG.permutation(60)[: len(drawn)]
+    gradients = []
+    for removed in (0, 1):
+        data = data_of(80 * size)
+        data = data._replace(train=Split(*(x[removed * size :] for x in data.train)))
+        if users:
+            data = data._replace(users=np.arange(removed * size, 80 * size) // size)
+        built = loop.build(config, data)
+        indices = np.full(60, sampling.PADDING, np.int32)
+        indices[places] = np.where(drawn >= removed, drawn - removed, sampling.PADDING)
+        batch = sampling.PaddedBatch(indices, indices != sampling.PADDING)
+        state = built.take_step(built.init(0), built.place(built.dataset.train), batch)
+        gradients.append(state.private_grad)
+    difference = jax.tree.map(lambda a, b: a - b, *gradients)
+    moved: float = 30 * float(optax.tree.norm(difference)) / built.sensitivity
+    return moved
+
+
+@pytest.mark.parametrize("users", [False, True], ids=["examples", "users"])
+def test_under_a_public_number_a_removed_row_leaves_the_views_of_later_rows(users, monkeypatch):
+    """Whatever the key of the views is: ε does not rest on it."""
+    assert moved_by_removing_row_0(False, users, monkeypatch) == 0
+    assert 0 < moved_by_removing_row_0(True, users, monkeypatch) <= 1 + 1e-4
+    assert moved_by_removing_row_0(False, users, monkeypatch, by_number=True) > 3  # the control
 
 
 def test_a_public_number_below_the_number_of_rows_is_refused_in_one_line():

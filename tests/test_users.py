@@ -242,7 +242,7 @@ def test_every_example_of_a_user_has_views_of_its_own():
     grouped = users.grouped(alike, 6)
     placed = datasets.Split(*map(jnp.asarray, grouped.train))
     made = examples.example_at(examples.inputs_of(config, grouped), placed, jnp.int32(0))
-    found = jax.jit(made)(jax.random.key(0), (jnp.int32(0),))
+    found = jax.jit(made)(jax.random.key(0), (jnp.int32(0), jnp.int32(1)))
     like = examples.example_like(config, (4, 4, 1))
     assert {k: (x.shape, x.dtype) for k, x in found.items()} == {
         k: (x.shape, x.dtype) for k, x in like.items()

@@ -58,10 +58,11 @@ def inputs_of(config: ConfigDict, dataset: datasets.Dataset) -> Inputs:
 def rows(inputs: Inputs, split: datasets.Split, indices: Array | np.ndarray) -> tuple[Array, ...]:
     """The arrays `[M, ...]` from which `example_at` makes the examples of rows `indices`.
 
-    For data in memory, these are the indices alone, because the split has all rows. If data are
-    streamed, they are the indices, images and labels, because the split has only these rows.
+    For data in memory, these are the indices and their places `0, …, M - 1`, because the split has
+    all rows. If data are streamed, images and labels follow, because the split has only these rows.
     """
-    numbers: tuple[Array, ...] = (jnp.asarray(indices),)
+    places = jnp.arange(len(indices), dtype=jnp.int32)
+    numbers: tuple[Array, ...] = (jnp.asarray(indices), places)
     return (*numbers, *map(jnp.asarray, split[:2])) if inputs.streams else numbers
 
 
@@ -78,16 +79,18 @@ def example_at(
 
     `row` is one of `rows`. An example has `image`, its K prepared views in this step, and its
     `label`. No loss of bam reads the rest: `key` and `step` are for oracles of your own, and `row`,
-    the row's number, is for audits. A user has the views of all its examples in `image`, a label
-    for each, and the mask `present` (`users.grouped`).
+    the row's number, is for audits. A gradient must not depend on `row`, because a row that is
+    removed may renumber all later ones. A user has the views of all its examples in `image`, a
+    label for each, and the mask `present` (`users.grouped`).
     """
     options: Any = {"num_views": inputs.num_views, "shift": inputs.shift, "flip": inputs.flip}
 
     def at(step_key: Array, row: tuple[Array, ...]) -> dict[str, Array]:
-        index, *streamed = row
-        # A row's views depend on the step and the row's number, never on its place in the batch: an
-        # example's gradient must not depend on who else was drawn.
-        views_key, oracle_key = jax.random.split(jax.random.fold_in(step_key, index))
+        index, place, *streamed = row
+        # A row's views depend on the step and the row's place in the batch, which `sampling.pad`
+        # draws with ChaCha20, and not on its number: if N is a public constant, a row that is
+        # removed renumbers all later ones, and ε would rest on the key of the views.
+        views_key, oracle_key = jax.random.split(jax.random.fold_in(step_key, place))
         # A padded row has an index past the end, which JAX would clamp to the last example. It
         # becomes an example of zeros, as in streamed data.
         is_example = index < len(split.labels)

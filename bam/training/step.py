@@ -44,7 +44,7 @@ class TrainState(NamedTuple):
         last b − 1 steps, which is as secret.
       clip: state of the per-example transform, made from privatised values alone.
       private_grad: the last privatised gradient; zeros before the first step.
-      augment_key: the key of all random views; (step, example) are folded into it.
+      augment_key: the key of all random views; the step and a row's place are folded into it.
       num_nonfinite: number of per-example gradients dropped so far because they were not finite.
         NOT PRIVATE.
       frozen: the weights that are not trained, see `finetune.py`; an empty tree if all are
