@@ -331,7 +331,7 @@ def test_a_users_places_without_a_row_count_for_nothing_whatever_their_gradient(
     [
         ({"groups": IDS}, "belong together: pass both"),
         ({"group_size": 2}, "belong together: pass both"),
-        (USERS | {"groups": IDS.astype(float)}, r"groups must be \[rows\] integers or texts"),
+        (USERS | {"groups": IDS > 5}, r"groups must be \[rows\] integers or texts"),
         (USERS | {"groups": IDS[:, None]}, r"groups must be \[rows\] integers or texts"),
         (USERS | {"num_examples": 60}, "num_examples is 60, the users in groups are 22"),
         (USERS | {"num_examples": 21, "num_examples_given": True}, "num_examples is 21"),

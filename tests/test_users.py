@@ -1,8 +1,11 @@
 """Users in the place of examples: their rows, gradients and plan, and what is given away."""
 
+import csv
 import dataclasses
 import functools
 import json
+import re
+from decimal import Decimal
 
 import jax
 import jax.numpy as jnp
@@ -351,6 +354,7 @@ def test_ids_are_numbers_or_texts_of_a_column_in_the_order_of_the_shards(tmp_pat
     names = [f"writer {i}" for i in IDS]
     write_shards(
         tmp_path, (0, 7), (7, 12), number=IDS, text=names, half=IDS / 2, some=[None, *names[1:]],
+        many=pa.array([[1]] * 12),
         coded=pa.array(names).dictionary_encode(),
     )  # fmt: skip
 
@@ -367,21 +371,20 @@ def test_ids_are_numbers_or_texts_of_a_column_in_the_order_of_the_shards(tmp_pat
         np.flatnonzero(x == IDS).tolist() for x in IDS
     ]
     for column, message in {
-        "half": "column half is double, neither an integer nor text",
-        "some": "column some has rows without a value",
+        "half": r"train-00000-of-00002\.parquet: row 0: column half: id 3\.5 is a fraction",
+        "some": r"train-00000-of-00002\.parquet: row 0: column some has no user: its id is None",
+        "many": r"column many is list<.*>, neither numbers nor text",
         "writer": "no column writer among image, label",
     }.items():
         with pytest.raises(ValueError, match=message):
             load(column)
 
 
-def test_ids_that_are_numbers_in_one_shard_and_text_in_another_are_refused(tmp_path):
-    for shard, ids in enumerate(([7, 8], ["7", "8"])):
+def test_ids_that_are_numbers_in_one_shard_and_text_in_another_are_one_persons(tmp_path):
+    for shard, ids in enumerate(([7, 8], ["8", "07"])):
         pq.write_table(pa.table({"writer": ids}), tmp_path / f"train-{shard:05}-of-00002.parquet")
-    with pytest.raises(
-        ValueError, match="column writer is string, but in other files numbers or text"
-    ):
-        parquet.read_ids(tmp_path, "writer")
+    first, second, *others = parquet.read_ids(tmp_path, "writer").tolist()
+    assert others == [second, first] and first != second
     narrow = pa.table({"writer": pa.array([7, 8], pa.int32())})
     pq.write_table(narrow, tmp_path / "train-00001-of-00002.parquet")
     assert parquet.read_ids(tmp_path, "writer").tolist() == [7, 8, 7, 8]
@@ -421,6 +424,210 @@ def test_other_ids_are_other_data_to_a_run_that_is_resumed(tmp_path):
     assert loop.train(built, 0, tmp_path).summary["steps_taken"] == 3
 
 
+# Who is one person.
+
+MISSING, REFUSED = "is missing", "is refused"
+LONG = 9007199254740993  # 2^53 + 1, which a float cannot hold
+SPELLINGS = [  # an id as a table or an array may hold it, and the person whom it names
+    *[(x, "12") for x in (
+        12, 12.0, "12", "12.0", "0012", "+12", "12.", "12,0", " 12 ", "12.00", "\ufeff12", b"12",
+        np.int8(12), np.uint64(12), np.float32(12), np.float16(12), "00012.000000", Decimal("12.0"),
+    )],
+    *[(x, "0") for x in (0, "0", "000", "-0", 0.0, -0.0, "0.0")],
+    *[(x, "-5") for x in (-5, "-5", "-05.0", -5.0)],
+    *[(x, "é1") for x in ("é1", "e\u03011", "\u00a0é1\t", "é1\u200b", "é1".encode())],
+    *[(x, str(LONG)) for x in (LONG, str(LONG), f"00{LONG}", np.int64(LONG))],
+    *[(x, str(2**70 + 1)) for x in (2**70 + 1, str(2**70 + 1))],
+    *[(x, x) for x in ("12E4", "1.5", "P-7", "a,b", "nancy", "#7", "1.234", "756.12")],
+    *[(x, MISSING) for x in (
+        "", " ", "NA", "na", "N/A", "n/a", "#N/A", "NULL", "null", "NaN", "NAN", "-nan", "None",
+        "NONE", "NaT", "<NA>", "--", "-", "?", ".", "#DIV/0!", "-1", "-1.0", "4294967295",
+        None, float("nan"), np.float32("nan"), -1, -1.0, -(2**31), -(2**63), np.uint32(2**32 - 1),
+        np.uint64(2**64 - 1), np.uint64(2**63), np.uint32(2**31), np.int32(-1),
+    )],
+    *[(x, REFUSED) for x in (
+        float(2**53), 9.0072e17, -float(2**60), np.float32(2**24), np.float16(2**11), 1e300,
+        float("inf"), "9.00720E+17", "1.2e5", "1E+11", "9,00720E+17", "-1.5e3", "1.E5", "2e-3",
+        "9007199254740992.0", "1.000", "12,000", 1.5, np.float32(0.1), Decimal("1.10"), True,
+    )],
+]  # fmt: skip
+
+
+def in_a_table(folder, value):
+    """The user of a row of `bam data import --labels`."""
+    (folder / "a.png").touch()
+    if isinstance(value, str):
+        table = folder / "t.csv"
+        with table.open("w", newline="", encoding="utf-8") as opened:
+            csv.writer(opened).writerows([("file", "label", "who"), ("a.png", "A", value)])
+    elif isinstance(value, np.generic | bytes | Decimal):
+        table = folder / "t.parquet"
+        columns = {"file": ["a.png"], "label": ["A"], "who": pa.array([value])}
+        pq.write_table(pa.table(columns), table)
+    else:
+        table = folder / "t.jsonl"
+        table.write_text(json.dumps({"file": "a.png", "label": "A", "who": value}))
+    columns = {"file": "file", "label": "label", "user": "who"}
+    return listing.in_table(folder, table, columns).examples[0].user
+
+
+def in_a_folder(folder, value):
+    """The user of an image in FOLDER/CLASS/USER of `bam data import --user_from=folder`."""
+    for name in ("A", "B"):
+        for number in range(2):
+            (folder / name / value).mkdir(parents=True, exist_ok=True)
+            (folder / name / value / f"{number}.png").touch()
+    return listing.in_class_folders(folder, users="folder").examples[0].user
+
+
+def in_parquet(folder, value):
+    """The name of a row's user in a column of Parquet files: that of a second file, if equal."""
+    name = canonical(value)
+    values = pa.array([value], pa.string() if value is None else None)
+    for number, ids in enumerate((values, [name])):
+        pq.write_table(pa.table({"who": ids}), folder / f"train-0000{number}-of-00002.parquet")
+    first, second = parquet.read_ids(folder, "who")
+    return name if first == second else f"not {name}"
+
+
+def in_a_loop(folder, value):
+    """The name of a row's user in `PrivateTraining(groups=)`: that of another row, if equal."""
+    name = canonical(value)
+    first, second = Population(2, 2, num_examples_given=True).numbered([value, name])
+    return name if first == second else f"not {name}"
+
+
+def in_npy(folder, value):
+    """The name of a row's user in a `.npy` file: that of another row, if equal."""
+    name = canonical(value)
+    same: object = name
+    if isinstance(value, np.generic | int | float):
+        same = type(value)(name)
+    elif isinstance(value, bytes):
+        same = name.encode()
+    images = IMAGES._replace(train=datasets.Split(IMAGES.train.images[:2], LABELS[:2]))
+    np.save(folder / "ids.npy", np.array([value, same]))
+    first, second = users.with_ids(images, str(folder / "ids.npy"), None).users
+    return name if first == second else f"not {name}"
+
+
+def canonical(value):
+    """What `SPELLINGS` expects of a value; any name for one that is missing or refused."""
+    name = next(x for y, x in SPELLINGS if y is value)
+    return "12" if name in (MISSING, REFUSED) else name
+
+
+DOORS = [in_a_table, in_a_folder, in_parquet, in_a_loop, in_npy]
+
+
+def fits(door, value):
+    """Whether the files that a door reads can hold a value."""
+    text = isinstance(value, str)
+    if door is in_a_folder:
+        return text and "/" not in value and value not in ("", ".")
+    if isinstance(value, Decimal) or (isinstance(value, int) and abs(value) > 2**64):
+        return door is in_a_loop or (door is in_a_table and isinstance(value, Decimal))
+    return door is not in_npy or (value is not None and not (text and value.endswith("\0")))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_an_id_names_one_person_however_it_is_written_or_is_refused(door, tmp_path):
+    wrong = {}
+    for number, (value, expected) in enumerate(SPELLINGS):
+        if not fits(door, value):
+            continue
+        (place := tmp_path / str(number)).mkdir()
+        try:
+            answer = door(place, value)
+        except ValueError as error:
+            assert "\n" not in str(error)
+            nobody = "has no user" in str(error) or "lacks a value of who" in str(error)
+            answer = MISSING if nobody else REFUSED
+            assert re.search(r"row \d|/A/|column who is bool|got bool", str(error)), error
+        if answer != expected:
+            wrong[repr(value)] = answer
+    assert wrong == {}
+
+
+DIFFERENT = [
+    "p1", "P1", "p01", "p-1", "12E4", "120000", "1.5", "1.50", "12a", "-12", "12", "é", "e", "a b",
+    "a  b", "nancy", "0", "nat1", "9007199254740992", "9007199254740993", "1" + "0" * 5000, "7e",
+    "1", "10", "１",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("door", ["table", "parquet", "loop", "npy"])
+def test_different_ids_stay_different(door, tmp_path):  # the control
+    num = len(DIFFERENT)
+    if door == "table":
+        with (tmp_path / "t.csv").open("w", newline="", encoding="utf-8") as opened:
+            rows = [(f"{i}.png", "A", x) for i, x in enumerate(DIFFERENT)]
+            csv.writer(opened).writerows([("file", "label", "who"), *rows])
+        for name, _, _ in rows:
+            (tmp_path / name).touch()
+        columns = {"file": "file", "label": "label", "user": "who"}
+        ids = [x.user for x in listing.in_table(tmp_path, tmp_path / "t.csv", columns).examples]
+    elif door == "parquet":
+        pq.write_table(pa.table({"who": DIFFERENT}), tmp_path / "train.parquet")
+        ids = parquet.read_ids(tmp_path, "who").tolist()
+    elif door == "loop":
+        ids = Population(num, 2).numbered(DIFFERENT).tolist()
+    else:
+        np.save(tmp_path / "ids.npy", np.array(DIFFERENT))
+        split = datasets.Split(np.zeros((num, 4, 4, 1), np.uint8), np.zeros(num, np.int32))
+        images = IMAGES._replace(train=split)
+        ids = users.with_ids(images, str(tmp_path / "ids.npy"), None).users.tolist()
+    assert len(set(ids)) == len(ids) == num
+
+
+def test_long_ids_that_were_floats_are_refused_and_as_texts_or_integers_are_all_there(tmp_path):
+    persons = [2**53 + k for k in range(20)]
+    assert len(set(map(float, persons))) == 11  # what a float makes of twenty persons
+    for groups in (list(map(float, persons)), np.array(persons, float)):
+        with pytest.raises(ValueError, match=r"row 0 \(from 0\): id .* float of at least 2\^53"):
+            Population(11, 2).numbered(groups)
+        pq.write_table(pa.table({"who": groups}), tmp_path / "train.parquet")
+        with pytest.raises(ValueError, match=r"train\.parquet: row 0: .*float .*dtype=str"):
+            parquet.read_ids(tmp_path, "who")
+    for groups in (
+        persons,
+        list(map(str, persons)),
+        np.array(persons),
+        np.array(persons).astype(str),
+    ):
+        assert Population(20, 2).numbered(groups).tolist() == list(range(20))
+        pq.write_table(pa.table({"who": groups}), tmp_path / "train.parquet")
+        assert len(set(parquet.read_ids(tmp_path, "who").tolist())) == 20
+
+
+def test_the_order_of_clean_ids_is_that_of_numbers_or_of_texts():
+    numbered = Population(4, 2, num_examples_given=True).numbered
+    for ids in ([10, 9, 100, -3], np.array([10, 9, 100, -3]), ["10", "9", "100", "-3"]):
+        assert numbered(ids).tolist() == [2, 1, 3, 0]
+    assert numbered(["b", "a", "B", "é"]).tolist() == [2, 1, 0, 3]
+    assert numbered(np.array([b"b", b"a"])).tolist() == [1, 0]
+
+
+def test_a_users_place_among_the_others_depends_on_nobody():
+    ids = ["10", "9", "x", "100", "a", "0012"]
+    whole = Population(6, 2).numbered(ids)
+    for left_out in range(6):
+        rest = [x for k, x in enumerate(ids) if k != left_out]
+        order = np.argsort(np.argsort(np.delete(whole, left_out)))
+        assert Population(5, 2).numbered(rest).tolist() == order.tolist()
+
+
+def test_ids_in_two_columns_are_not_joined_into_anothers(tmp_path):
+    rows = [("a.png", "A", "1,2", "3"), ("b.png", "A", "1", "2,3"), ("c.png", "A", "01", "2,3")]
+    with (tmp_path / "t.csv").open("w", newline="") as opened:
+        csv.writer(opened).writerows([("file", "label", "site", "who"), *rows])
+    for name, *_ in rows:
+        (tmp_path / name).touch()
+    columns = {"file": "file", "label": "label", "user": "site,who"}
+    first, *others = listing.in_table(tmp_path, tmp_path / "t.csv", columns).examples
+    assert len({x.user for x in others}) == 1 and first.user != others[0].user
+
+
 # What is refused.
 
 
@@ -453,7 +660,11 @@ def test_ids_that_are_no_integer_for_each_row_are_refused(ids, tmp_path):
     with pytest.raises(ValueError, match="expected 12 integers, one for each training"):
         datasets.check(IMAGES._replace(users=ids))
     np.save(tmp_path / "ids.npy", ids)
-    with pytest.raises(ValueError, match="expected 12 integers, one for each training"):
+    if ids.dtype.kind in "fU" and ids.ndim == 1:  # a file's whole numbers and texts are ids
+        assert users.with_ids(IMAGES, str(tmp_path / "ids.npy"), None).users.shape == (12,)
+        return
+    message = r"expected 12 integers, one for each|ids\.npy: groups must be \[rows\] integers or"
+    with pytest.raises(ValueError, match=message):
         users.with_ids(IMAGES, str(tmp_path / "ids.npy"), None)
 
 
@@ -461,7 +672,7 @@ NAN = float("nan")
 NOBODY = [
     ["a", "b", NAN], ["a", "b", None], [1, 2, NAN], [1, 2, None], ["a", "b", ""], ["a", "b", " "],
     ["a", "b", np.datetime64("NaT")], ["a", "b", "<NA>"], np.array([b"a", b"b", b"nan"]),
-    np.array(["2020-01-01", "2020-01-02", "NaT"], "M8[D]"), [1, 2, -1],
+    ["a", "b", "Nat"], [1, 2, -1],
     np.array(["2020-01-01", "2020-01-02", "NaT"], "M8[D]").astype(int),
     np.ma.masked_array([1, 2, 3], [0, 0, 1]), ["a", "b", np.ma.masked],
 ]  # fmt: skip
@@ -475,7 +686,7 @@ def test_rows_without_an_id_are_no_user_and_refused_by_name(ids):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("ids", [["a", "b", "Nat"], [1, 0, -2], ["no", "x", "n a"]], ids=repr)
+@pytest.mark.parametrize("ids", [["a", "b", "Nat1"], [1, 0, -2], ["no", "x", "n a"]], ids=repr)
 def test_ids_that_only_look_odd_are_users(ids):  # the control
     assert sorted(Population(3, 2).numbered(ids).tolist()) == [0, 1, 2]
 
@@ -496,7 +707,7 @@ def test_a_data_set_with_a_row_of_nobody_is_refused(tmp_path):
 def test_a_column_or_an_import_with_a_row_of_nobody_is_refused(nobody, tmp_path):
     texts = pa.array(["a", nobody, "b", "a"])
     write_parquet(tmp_path / "train.parquet", IMAGES.train.images[:4], [0, 1, 0, 1], who=texts)
-    with pytest.raises(ValueError, match="column who has rows without a user: "):
+    with pytest.raises(ValueError, match="row 1: column who has no user: its id is "):
         parquet.read_ids(tmp_path, "who")
     images = [
         listing.Example(f"{i}.png", "AB"[i % 2], x) for i, x in enumerate([nobody, *"abcdef"])

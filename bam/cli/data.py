@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,18 +15,17 @@ from rich.progress import Progress
 
 from bam import files, tables
 from bam.cli import console, screen
+from bam.core.user_table import checked_id
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing, Target
 from bam.data.sources import parquet
 from bam.errors import InputError
 from bam.files import JsonObject
-from bam.images import importing, leaks, listing, packed, pixels, rows
+from bam.images import importing, leaks, listing, packed, persons, pixels, rows
 
 VERBS = ("import", "show")
 # Kind of labels -> loss; "": the loss of the config.
 LOSSES = {"class": "", "several": "binary", "number": "squared_error"}
-# Folders may be persons, not classes, if there are MANY with fewer than FEW images on average.
-MANY, FEW = 10, 5
 GROUP_SIZE = 4  # images of a user, in the printed command
 
 
@@ -69,6 +69,11 @@ def _kind(flags: FlagValues) -> str:
     return "number" if flags.number else "several" if "," in flags.label_column else "class"
 
 
+def _users_from(flags: FlagValues) -> str:
+    """The source of users without a table, as for `listing.in_class_folders`."""
+    return "folder" if flags.user_from else "file" if flags.user_column else ""
+
+
 def _listed(flags: FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
     """Lists the images and their labels, from folders of classes or from a table."""
     if flags.labels:
@@ -84,7 +89,7 @@ def _listed(flags: FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
             number=flags.number,
         )
     else:
-        users = "folder" if flags.user_from else "file" if flags.user_column else ""
+        users = _users_from(flags)
         split, test = "train" * bool(flags.test_folder), Path(flags.test_folder)
         listed = listing.in_class_folders(folder, flags.validation, users, flags.masks, log, split)
         if flags.test_folder:
@@ -119,12 +124,16 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
     listed = _listed(flags, folder, log)
     examples, num_listed = listed.examples, len(listed.examples)
     classes = flags.classes or sorted({x.label for x in examples}, key=_in_order)
-    if not flags.labels and not flags.classes:
-        _check_persons(folder, len(classes), num_listed)
+    users = _users_from(flags)
+    are_named = bool(flags.labels or flags.classes)
+    if not are_named:
+        persons.check_number(folder, len(classes), num_listed, users)
     if kind != "class":
         classes = flags.label_column.split(",") if kind == "several" else []
     if flags.user_column == "PatientID" and not examples[0].user:
         examples = _with_patients(folder, examples, flags.strict, log)
+    if not are_named:
+        persons.check_each(folder, examples, users)
     if flags.stratify:
         examples = importing.stratified(examples, flags.stratify)
     options = importing.Options(
@@ -148,7 +157,7 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
         log(
             f"{files.have(frames, 'file')} several frames or pages: the first is used (NOT PRIVATE)"
         )
-    log(*_lost(manifest))
+    log(*_lost(manifest), *_unused(examples, options, manifest))
     for file, reason in manifest["left_out"].items():
         reader = listing.READ_BY.get(listing.suffix_of(file), "")
         log(f"left out: {file} ({reason.rpartition(': ')[2]}{reader and '; '}{reader})")
@@ -169,14 +178,18 @@ def _in_order(name: str) -> tuple[bool, int, str]:
     return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
 
 
-def _check_persons(folder: Path, num_classes: int, num_images: int) -> None:
-    """Refuses folders that may be persons, because names of classes are published."""
-    if num_classes >= MANY and num_images < FEW * num_classes:
-        raise InputError(
-            f"{folder}: {num_classes:,} folders with {num_images:,} images: are they persons? "
-            "Names of classes are public. For persons make FOLDER/CLASS/PERSON/… and give "
-            "--user_from=folder; if they are the classes, name them with --classes=A,B,…"
-        )
+def _unused(
+    examples: Sequence[listing.Example], options: importing.Options, manifest: JsonObject
+) -> list[str]:
+    """A line about the images that the printed command leaves unused."""
+    trained = [x for x in examples if importing.split_of(x, options.test_share) == "train"]
+    images = Counter(x.user for x in trained if x.user and x.file not in manifest["left_out"])
+    num = sum(max(0, x - GROUP_SIZE) for x in images.values())
+    return [
+        f"NOT PRIVATE: group_size={GROUP_SIZE}, in the command below, leaves {num:,} of "
+        f"{images.total():,} training images unused: take instead the most images of a person by "
+        "your study's protocol"
+    ] * (num > 0)
 
 
 def _lost(manifest: JsonObject) -> list[str]:
@@ -242,11 +255,14 @@ def _with_patients(
     with_user, left_out = [], []
     for example in examples:
         try:
-            with_user.append(example._replace(user=pixels.dicom_user(folder / example.file)))
+            written = pixels.dicom_user(folder / example.file)
         except DataError as error:
             if strict:
                 raise
             left_out.append(f"left out: {example.file} ({str(error).rpartition(': ')[2]})")
+            continue
+        user = checked_id(written, f"{folder / example.file}: PatientID")
+        with_user.append(example._replace(user=user, written=written))
     if not with_user:
         raise DataError(f"{folder}: no DICOM file with a PatientID: leave out --user_column")
     log(*left_out)

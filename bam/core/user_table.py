@@ -1,5 +1,14 @@
-"""The rows of users: at most k of each, drawn together."""
+"""Who is one person, and the rows of each: at most k, drawn together."""
 
+import functools
+import numbers
+import re
+import unicodedata
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import jax
 import numpy as np
 from jaxtyping import Int64, Integer
 
@@ -7,10 +16,175 @@ from bam.core.sampling import PADDING, PaddedBatch
 from bam.errors import InputError
 
 EMPTY = -1  # a missing row number, or a missing label of an integer dtype (float ones are NaN)
-# Texts that NumPy, pandas and Python write for a missing value.
-MISSING = {"", "nan", "NaN", "NaT", "None", "<NA>", "--"}
-# Integers for a missing value: pandas' code, and NaN or NaT converted to an integer.
-MISSING_NUMBERS = (-1, -(2**31), -(2**63))
+# Texts for a missing value, without case: of NumPy, pandas, Python, R, databases and spreadsheets.
+MISSING = {
+    "na", "n/a", "#n/a", "#n/a n/a", "#na", "null", "nan", "-nan", "none", "nat", "<na>",
+    "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan",
+    "#value!", "#ref!", "#name?", "#num!", "#div/0!", "#null!",
+}  # fmt: skip
+# Integers for a missing value: pandas' code, and what NumPy makes of it and of NaN or NaT in 32 and
+# 64 bits, signed and unsigned. (It also makes 0 of some NaN in 32 bits, which may be an id.)
+MISSING_NUMBERS = (-1, -(2**31), -(2**63), 2**31, 2**63, 2**32 - 1, 2**64 - 1)
+_MISSING_DIGITS = {str(x) for x in MISSING_NUMBERS}
+# What is dropped at the ends of an id: white space, NUL, and characters without width.
+_ENDS = (
+    "".join(x for x in map(chr, range(0x3001)) if x.isspace()) + "\0\u200b\u200e\u200f\u2060\ufeff"
+)
+_WHOLE = re.compile(r"([+-]?)0*([0-9]+)([.,]0*)?")
+_EXPONENT = re.compile(r"(?=.*[-+.,])[-+]?([0-9]+[.,]?[0-9]*|[.,][0-9]+)e[-+]?[0-9]+", re.I)
+_THOUSANDS = re.compile(r"[-+]?[1-9][0-9]{0,2}[.,]000")
+_NUMBERS = (numbers.Integral, float, np.floating, Decimal)
+_AS_TEXT = (
+    "read the column as text (in pandas with dtype=str; in a spreadsheet format the cells as text "
+    "before the ids are put in)"
+)
+
+
+def user_id(value: object) -> str:
+    """The text that all ids of one person share; "" for a missing id.
+
+    Unicode is composed, and white space at the ends is dropped. Whole numbers are equal however
+    they are written, because programs add and drop leading zeros and ".0". All persons with a
+    missing id would be one user: those with `MISSING` or `MISSING_NUMBERS`, or with a text without
+    a letter or digit, such as "-".
+
+    Args:
+      value: an integer, a float, a `Decimal`, a text, bytes or a UUID; None or masked: missing.
+
+    Raises:
+      InputError: for an id that may stand for several persons: a fraction, a float from 2^53 on
+        (2^24 and 2^11 in 32 and 16 bits), a number with an exponent, "1.000"; and for another type.
+
+    Examples:
+      >>> [user_id(x) for x in ("p1 ", 12, 12.0, "0012", "N/A", -1)]
+      ['p1', '12', '12', '12', '', '']
+    """
+    if value is None or value is np.ma.masked:
+        return ""
+    if isinstance(value, jax.Array | np.ndarray) and value.ndim == 0:
+        value = np.asarray(value)[()]
+    if isinstance(value, bytes):
+        value = value.decode(errors="backslashreplace")
+    if not isinstance(value, bool) and isinstance(value, _NUMBERS):
+        value = _digits(value)
+    text = _read(str(value))
+    if text and not isinstance(value, str | uuid.UUID):
+        raise InputError(
+            f"id {text[:80]!r} is of type {type(value).__name__}, not a number or text"
+        )
+    return text
+
+
+def checked_id(value: object, location: str) -> str:
+    """The `user_id` of a row; InputError at `location`, in one line, if it has none."""
+    try:
+        name = user_id(value)
+    except InputError as error:
+        raise InputError(f"{location}: {error}") from error
+    if not name:
+        plain = value.item() if isinstance(value, np.generic) else value
+        instead = "masked" if value is np.ma.masked else repr(plain)[:80]
+        raise InputError(
+            f"{location} has no user: its id is {instead}, and all without an id would be one "
+            "user. Give every user an id, or leave these out"
+        )
+    return name
+
+
+def is_missing(text: str) -> bool:
+    """Whether a text stands for a missing value: it is one of `MISSING`, or has no letter or digit.
+
+    Examples:
+      >>> [is_missing(x) for x in ("", "--", "N/a", "nancy", "0")]
+      [True, True, True, False, False]
+    """
+    return text.casefold() in MISSING or not any(map(str.isalnum, text))
+
+
+def _digits(value: Any) -> str:
+    """A number in digits; "nan" for NaN. InputError if rounding may have made it of others."""
+    if isinstance(value, Decimal) and not value.is_finite():
+        value = float(value)
+    if value != value:
+        return "nan"
+    if isinstance(value, float | np.floating):
+        end = 2 ** (np.finfo(type(value)).nmant + 1)
+        if abs(value) >= end:
+            raise InputError(
+                f"id {value} is a float of at least 2^{end.bit_length() - 1}, where rounding gives "
+                f"several persons one id: {_AS_TEXT}"
+            )
+    if value != int(value):
+        raise InputError(
+            f"id {value} is a fraction, and may stand for several persons, as 1.1 for 1.1 and "
+            f"1.10: {_AS_TEXT}"
+        )
+    return f"{Decimal(int(value)):f}"  # `str` refuses 5,000 digits
+
+
+@functools.lru_cache(2**16)  # a user may have many rows
+def _read(text: str) -> str:
+    """`user_id` of a text."""
+    text = unicodedata.normalize("NFC", text.encode("utf-8", "backslashreplace").decode())
+    text = text.strip(_ENDS)
+    if is_missing(text):
+        return ""
+    if _EXPONENT.fullmatch(text):
+        raise InputError(
+            f"id {text[:80]!r} is a rounded number, which several persons may share: {_AS_TEXT}. "
+            "If it is a code, put a letter before it"
+        )
+    if _THOUSANDS.fullmatch(text):
+        number = text[:-4]
+        raise InputError(f"id {text!r} may be {number} or {number}000: {_AS_TEXT}")
+    if not (whole := _WHOLE.fullmatch(text)):
+        return text
+    sign, digits, point = whole.groups()
+    if point and (len(digits) > 16 or int(digits) >= 2**53):
+        raise InputError(
+            f"id {text[:80]!r} was a float of at least 2^53, where rounding gives several persons "
+            f"one id: {_AS_TEXT}"
+        )
+    number = "-" * (sign == "-" and digits != "0") + digits
+    return "" if number in _MISSING_DIGITS else number
+
+
+def numbered(groups: Any) -> Int64[np.ndarray, " rows"]:
+    """The number of each row's user, from 0: users with whole numbers first, by value, then others.
+
+    Args:
+      groups: `[rows]`, the ids; see `user_id`.
+
+    Raises:
+      InputError: for another shape, and for a row without an id or with one that `user_id` refuses.
+
+    Examples:
+      >>> numbered(["b", "10", 9, "b ", 10.0]).tolist()
+      [2, 1, 0, 2, 1]
+    """
+    masked = isinstance(groups, np.ma.MaskedArray) and groups.ndim == 1
+    if masked or isinstance(groups, list | tuple):
+        # Not an array of one dtype: it would turn 2^60 beside 0.5 into a float, and all into text.
+        ids = np.fromiter(iter(groups), object)
+    else:
+        ids = np.asarray(groups)
+    if ids.ndim != 1 or ids.dtype.kind not in "iufUSO":
+        raise InputError(f"groups must be [rows] integers or texts, got {ids.dtype}{ids.shape}")
+    if ids.dtype.kind in "iu":
+        ends = np.iinfo(ids.dtype)
+        missing = [x for x in MISSING_NUMBERS if ends.min <= x <= ends.max]
+        for row in np.flatnonzero(np.isin(ids, np.array(missing, ids.dtype)))[:1]:
+            checked_id(ids[row], f"row {row} (from 0)")
+        return np.unique(ids, return_inverse=True)[1]
+    names = [checked_id(x, f"row {row} (from 0)") for row, x in enumerate(ids)]
+    places = {name: place for place, name in enumerate(sorted(set(names), key=_in_order))}
+    return np.array([places[x] for x in names], np.int64)
+
+
+def _in_order(name: str) -> tuple[bool, Decimal, str]:
+    """A sort key: whole numbers by value, then other texts. It depends on no other user."""
+    is_whole = _WHOLE.fullmatch(name) is not None
+    return not is_whole, Decimal(name if is_whole else 0), name
 
 
 def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users k"]:
@@ -35,41 +209,6 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
     nth = np.where(count > size, place * count // size, place)
     rows = order[start + np.minimum(nth, count - 1)]
     return np.where(place < count, rows, EMPTY).astype(np.int64)
-
-
-def checked_ids(groups: object) -> np.ndarray:
-    """The ids as an array; InputError, in one line, if a row has none.
-
-    All rows without an id would pass for one user. An id is missing if it is masked, NaN, NaT or
-    None, or the text or integer that one of these becomes in an array.
-    """
-    ids = np.asarray(groups)
-    missing, is_masked = np.zeros(ids.shape, bool), isinstance(groups, np.ma.MaskedArray)
-    if isinstance(groups, np.ma.MaskedArray):
-        missing |= np.ma.getmaskarray(groups)
-    elif isinstance(groups, list | tuple) and ids.ndim == 1:
-        missing |= [x is np.ma.masked for x in groups]  # the array has a 0 instead
-    if ids.dtype.kind == "i":
-        missing |= np.isin(ids, MISSING_NUMBERS)
-    elif ids.dtype.kind in "fc":
-        missing |= np.isnan(ids)
-    elif ids.dtype.kind in "mM":
-        missing |= np.isnat(ids)
-    elif ids.dtype.kind in "USO":
-        missing |= np.vectorize(_is_missing, otypes=[bool])(ids)
-    if missing.any():
-        row = np.flatnonzero(missing)[0]
-        instead = "masked" if is_masked else repr(ids.ravel()[row : row + 1].tolist()[0])
-        raise InputError(
-            f"row {row} (from 0) has no user: its id is {instead}, and all such rows would be one "
-            "user. Give every user an id, or leave such rows out"
-        )
-    return ids
-
-
-def _is_missing(value: object) -> bool:
-    text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-    return text.strip() in MISSING
 
 
 def examples(batch: PaddedBatch, table: Int64[np.ndarray, "users k"]) -> PaddedBatch:

@@ -13,11 +13,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Num
 
 from bam import files
-from bam.core.user_table import EMPTY, checked_ids, table
+from bam.core.user_table import EMPTY, numbered, table
 from bam.data import datasets
 from bam.data.common import DataError, Split, check_memory, manifest
 from bam.data.datasets import Dataset
 from bam.data.stream import select
+from bam.errors import InputError
 
 
 def column(folder: Path | None) -> str:
@@ -28,9 +29,10 @@ def column(folder: Path | None) -> str:
 def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:
     """The data set with the user ids of its training rows, from a config's `dataset.groups`.
 
-    `groups` is a `.npy` file with an integer for each row in the order of the source, or a column
-    of the Parquet files in `folder` (None without Parquet files). DataError for missing or damaged
-    ids, and for a number of ids that is not the number of rows.
+    `groups` is a `.npy` file with an integer or a text for each row in the order of the source, or
+    a column of the Parquet files in `folder` (None without Parquet files). DataError for damaged
+    ids, for those that `user_id` finds missing or refuses, and for another number of them than of
+    rows.
     """
     if dataset.users is not None:
         raise DataError(f"{dataset.name} already has user ids: leave out --config.dataset.groups")
@@ -78,7 +80,7 @@ def grouped(dataset: Dataset, size: int) -> Dataset:
             "used of a user"
         )
     images, labels = dataset.train
-    ids = checked_ids(ids)
+    ids = numbered(ids)
     num_users = len(np.unique(ids))
     if not datasets.streams(dataset):
         num_bytes = num_users * size * images[0].nbytes
@@ -111,11 +113,15 @@ def keys_of(key: Array, num: int) -> Array:
 
 
 def _from_npy(file: Path) -> np.ndarray:
-    """The array in a `.npy` file; DataError for a missing or damaged one."""
+    """The ids in a `.npy` file, others than integers numbered; DataError for a damaged one."""
     if not file.is_file():
         raise DataError(f"{file}: missing")
     try:  # mapped, so that a declared size takes no memory before the data are known to exist
-        ids = np.load(file, mmap_mode="r", allow_pickle=False)
-        return np.array(ids)
+        ids = np.array(np.load(file, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError, TypeError) as error:
         raise DataError(f"{file}: not a readable .npy file: {error}") from error
+    try:
+        places = numbered(ids)
+    except InputError as error:
+        raise DataError(f"{file}: {error}") from error
+    return ids if ids.dtype.kind in "iu" else places

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bam import files
-from bam.core.user_table import MISSING
+from bam.core.user_table import user_id
 from bam.data.common import MANIFEST, DataError, manifest
 from bam.data.preprocessing import Preprocessing, Target
 from bam.extras import needs
@@ -159,7 +159,7 @@ def check(examples: Sequence[Example], options: Options) -> None:
     have_users = any(x.user for x in examples)
     for example in examples:
         side = split_of(example, options.test_share)
-        if have_users and example.user.strip() in MISSING:
+        if have_users and not user_id(example.user):
             instead = f" but {example.user!r}" if example.user else ""
             raise DataError(
                 f"{example.place} has no user{instead}, but others have: name it, or remove the "
@@ -253,14 +253,8 @@ def stratified(examples: Sequence[Example], num_test: int) -> list[Example]:
     """
     if any(x.split for x in examples):
         raise DataError("the images have a test split: leave out --stratify")
-    counts: dict[str, Counter[str]] = {}
-    for example in examples:
-        counts.setdefault(_unit(example), Counter())[example.label] += 1
-    members: dict[str, list[str]] = {}
-    for unit, labels in counts.items():
-        members.setdefault(min(labels, key=lambda x: (-labels[x], x)), []).append(unit)
     test = set[str]()
-    for label, units in sorted(members.items()):
+    for label, units in sorted(units_of_classes(examples).items()):
         if len(units) <= num_test:
             kind = "users" if examples[0].user else "images"
             raise DataError(
@@ -269,6 +263,17 @@ def stratified(examples: Sequence[Example], num_test: int) -> list[Example]:
             )
         test.update(sorted(units, key=_hash)[:num_test])
     return [x._replace(split="test" if _unit(x) in test else "train") for x in examples]
+
+
+def units_of_classes(examples: Sequence[Example]) -> dict[str, list[str]]:
+    """The users of each class; a user belongs to that of most of its images. Else the images."""
+    counts: dict[str, Counter[str]] = {}
+    for example in examples:
+        counts.setdefault(_unit(example), Counter())[example.label] += 1
+    units: dict[str, list[str]] = {}
+    for unit, labels in counts.items():
+        units.setdefault(min(labels, key=lambda x: (-labels[x], x)), []).append(unit)
+    return units
 
 
 def _unit(example: Example) -> str:
@@ -297,7 +302,8 @@ def _identity(folder: Path, examples: Sequence[Example], options: Options) -> st
     paths = [folder / x.file for x in examples]
     stats = [x.stat() for x in paths if os.path.exists(x)]
     versions = [[x.st_size, x.st_mtime_ns] for x in stats]
-    content = json.dumps([options._asdict(), [list(x) for x in examples], versions])
+    rows = [list(x[:5]) for x in examples]  # how a user's id is written makes no difference
+    content = json.dumps([options._asdict(), rows, versions])
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 

@@ -1,6 +1,7 @@
 """Warns of what ε cannot see: one picture or person that counts as two, and too few images."""
 
 import os
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
@@ -60,9 +61,12 @@ def lines(
         ) + (", …" if small[12:] else "")
         classes_have = files.have(len(small), "class")
         is_hashed = not any(x.split for x in examples)
-        least = min(images[x, "train"] + images[x, "test"] for x in options.classes)
+        units = importing.units_of_classes(examples)
+        least = min(len(units.get(x, ())) for x in options.classes)
         num = min(FEW, max(1, least // 5))
-        remedy = f"; --stratify={num} takes {num} of each class" if is_hashed and least > 1 else ""
+        taken = files.counted(num, "user") if users[0] else f"{num}"
+        remedy = f"; --stratify={num} takes {taken} of each class"
+        remedy *= is_hashed and least > 1
         warnings.append(
             f"{classes_have} fewer than {FEW} test images, or no training image: {counts}; see "
             f"figures by class (bam report), not accuracy alone{remedy}"
@@ -74,7 +78,7 @@ def lines(
             f"labels reach {most:,.4g}, which a network that begins near 0 learns slowly: add "
             "--target_offset and --target_scale, public numbers near the mean and the spread"
         )
-    warnings = [f"NOT PRIVATE: {x}" for x in warnings + _user_warnings(users)]
+    warnings = [f"NOT PRIVATE: {x}" for x in warnings + _user_warnings(examples)]
     if not users[0]:
         warnings.append(
             "No users are named, so ε protects one image. A person with several is protected less "
@@ -126,17 +130,26 @@ def _grouped(numbers: Sequence[int], keys: Iterable[object]) -> list[list[int]]:
     return [x for x in groups.values() if len(x) > 1]
 
 
-def _user_warnings(users: Sequence[str]) -> list[str]:
+def _user_warnings(examples: Sequence[Example]) -> list[str]:
     """Warnings of users that may be one person, and of a user with most of the images."""
-    images = Counter(filter(None, users))
-    warnings = []
-    if same := len(images) - len({" ".join(x.casefold().split()) for x in images}):
+    images = Counter(x.user for x in examples if x.user)
+    warnings, ways = [], {(x.user, x.written) for x in examples if x.user}
+    if several := sum(num > 1 for num in Counter(user for user, _ in ways).values()):
+        are = f"{files.counted(several, 'user')} {'is' if several == 1 else 'are'}"
+        warnings.append(f"{are} written in several ways, as 12 and 0012 are (docs/users.md)")
+    if same := len(images) - len(set(map(_look, images))):
         num = files.counted(same, "user")
         warnings.append(f"{num} spelled like another but for case or spaces: the same person?")
-    if (most := max(images.values(), default=0)) > len(users) / 2:
+    if (most := max(images.values(), default=0)) > len(examples) / 2:
         sums = {k: sum(min(k, x) for x in images.values()) for k in (1, 4, 16, 64)}
         warnings.append(
-            f"one user has {most:,} of {len(users):,} images; --config.dataset.group_size=K keeps "
-            f"{', '.join(f'{num:,} images for K={k}' for k, num in sums.items())}"
+            f"one user has {most:,} of {len(examples):,} images; --config.dataset.group_size=K "
+            f"keeps {', '.join(f'{num:,} images for K={k}' for k, num in sums.items())}"
         )
     return warnings
+
+
+def _look(user: str) -> str:
+    """An id without case, white space, and differences such as that of "1" and a wide "１"."""
+    text = unicodedata.normalize("NFKC", user).casefold()
+    return "".join(x for x in text if x.isprintable() and not x.isspace())

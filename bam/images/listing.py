@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from bam import files
+from bam.core.user_table import checked_id, is_missing, user_id
 from bam.data.common import DataError
+from bam.errors import InputError
 from bam.images import rows
 
 SUFFIXES = (  # from .dcm on they need packages of extras
@@ -33,7 +35,6 @@ JUNK = {
     "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "icon\r",
     "system volume information", "lost+found", "__pycache__",
 }  # fmt: skip
-MISSING = {"", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None", "<NA>"}
 # A mask is named as its image with one of these words behind; `_MASKS` names folders of masks.
 _MASK = re.compile(r"(.+)[_-](mask|masks|seg|segmentation|gt|label|labels)", re.I | re.S)
 _MASKS = {"mask", "masks", "seg", "segmentation", "gt", "annotations", "labels"}
@@ -49,8 +50,9 @@ class Example(NamedTuple):
     """One image: its path relative to the folder, its label, user and split.
 
     A label is the name of a class, a number, or zeros and ones for several labels, as in "0,1,1".
-    `user` and `split` are "" if neither a folder nor a table names them. `row` is the row of the
-    table, counted as in a spreadsheet; 0 without a table.
+    `user` and `split` are "" if neither a folder nor a table names them. `user` is a `user_id`, and
+    `written` the text that it was read from. `row` is the row of the table, counted as in a
+    spreadsheet; 0 without a table.
     """
 
     file: str
@@ -58,6 +60,7 @@ class Example(NamedTuple):
     user: str = ""
     split: str = ""
     row: int = 0
+    written: str = ""
 
     @property
     def place(self) -> str:
@@ -132,11 +135,13 @@ def in_class_folders(
         if by_folder and len(above) == depth:
             raise DataError(f"{file} is not in a user's folder: move it to FOLDER/CLASS/USER")
         nested |= set(above[depth : depth + 1])
-        name, user = (
+        name, written = (
             rows.printable(str(file.relative_to(folder))),
             above[depth] if by_folder else "",
         )
-        examples.append(Example(name, above[depth - 1], user, split or split_name(above[0])))
+        user = checked_id(written, str(file)) if by_folder else ""
+        side = split or split_name(above[0])
+        examples.append(Example(name, above[depth - 1], user, side, written=written))
     if also := _in_words(ignored):
         log(f"ignored: {also}")
     classes = [x for x in below if len(x) >= depth and (depth == 1 or split_name(x[0]))]
@@ -146,8 +151,9 @@ def in_class_folders(
     if nested and not users:
         log(
             f"NOT PRIVATE: images of the classes {files.listed(labels)} lie in {len(nested):,} "
-            f"subfolder{'s' * (len(nested) > 1)}. If each is a person, add --user_from=folder: "
-            "otherwise ε protects one image. If they are the classes, move them up one level"
+            f"subfolder{'s' * (len(nested) > 1)}. If each of these is a person, add "
+            "--user_from=folder: otherwise ε protects one image. If they are the classes, move "
+            "them up one level"
         )
     unique = _unique(folder, folder, examples, unused, log)
     divided = unique if split else _divided(folder, unique, validation, unused, log)
@@ -280,18 +286,33 @@ def _in_rows(
             raise DataError(f"{location} has {len(texts)} values, the header {len(header)}")
         texts += [""] * (len(header) - len(texts))
         values = {field: [texts[x] for x in cells] for field, cells in indices.items()}
+        written = ",".join(values.get("user", ()))
+        if "user" in columns:
+            values["user"] = _users(row, indices["user"], f"{location}: {columns['user']}")
         for field, cells in values.items():
             # "NA" may be the name of a class, but not of a file, a user or a split.
-            if not {""}.union(MISSING if field != "label" else ()).isdisjoint(cells):
+            if any(not x if field == "label" else is_missing(x) for x in cells):
                 raise DataError(f"{location} lacks a value of {columns[field]}")
         if len(values["label"]) > 1:  # booleans of Parquet or JSON become zeros and ones
             values["label"] = [{"True": "1", "False": "0"}.get(x, x) for x in values["label"]]
-        example = Example(**{k: ",".join(cells) for k, cells in values.items()}, row=number)
+        joined = {k: ",".join(cells) for k, cells in values.items()}
+        example = Example(**joined, row=number, written=written)
         if example.split and not split_name(example.split):
             raise DataError(f"{location}: split {example.split!r} is not train, validation or test")
         file, split = find(example.file, location), split_name(example.split)
         examples.append(example._replace(file=file, split=split))
     return examples
+
+
+def _users(row: Sequence[object], indices: list[int], location: str) -> list[str]:
+    """The `user_id` of the values at these indices, "" for a missing one."""
+    try:
+        # Not of texts: those of floats would hide that rounding may have merged persons.
+        ids = [user_id(row[x] if x < len(row) else "") for x in indices]
+    except InputError as error:
+        raise DataError(f"{location}: {error}") from error
+    # So that the columns "a,b" and "c" differ from "a" and "b,c".
+    return [x.replace("\\", "\\\\").replace(",", "\\,") for x in ids] if ids[1:] else ids
 
 
 def _with_points(table: Path, examples: list[Example]) -> list[Example]:

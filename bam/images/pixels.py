@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
+from bam.core.user_table import is_missing
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.errors import InputError
@@ -212,11 +213,17 @@ def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessi
 
 def dicom_user(file: Path) -> str:
     """The PatientID of a DICOM file; a DataError if it has none."""
-    with _one_line(file), file.open("rb") as stream:
-        user = str(_dicom_header(stream).get("PatientID") or "").strip()
-        if not user:
-            raise InputError("no PatientID in it")
+    (user,) = dicom_tags(file, ("PatientID",))
+    if is_missing(user):
+        raise DataError(f"{file}: no PatientID in it")
     return user
+
+
+def dicom_tags(file: Path, names: Sequence[str]) -> list[str]:
+    """The values of these tags of a DICOM file as text, "" for a missing one; else a DataError."""
+    with _one_line(file), file.open("rb") as stream:
+        header = _dicom_header(stream)
+        return [str(header.get(name) or "").strip() for name in names]
 
 
 @contextlib.contextmanager

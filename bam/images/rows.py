@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from bam import files
 from bam.data.common import DataError
 from bam.data.sources import parquet
@@ -52,7 +54,7 @@ def read(table: Path, columns: Sequence[str], log: Log) -> Rows:
         case ".parquet" | ".pq":
             with parquet.readable(table):
                 content = parquet.pq.read_table(table)
-                values = zip(*(x.to_pylist() for x in content.columns), strict=True)
+                values = zip(*map(_column_values, content.columns), strict=True)
                 return Rows(content.column_names, list(values))
         case ".jsonl" | ".ndjson":
             lines = _decoded(table, log).split("\n")
@@ -62,6 +64,12 @@ def read(table: Path, columns: Sequence[str], log: Log) -> Rows:
             return _from_json(table, log)
         case _:
             return _from_csv(table, [x.casefold() for x in columns], log)
+
+
+def _column_values(column: Any) -> list[object]:
+    """The values of a column: short floats as NumPy's, which tell how far they were rounded."""
+    is_short = parquet.pa.types.is_float16(column.type) or parquet.pa.types.is_float32(column.type)
+    return list(column.to_numpy()) if is_short else column.to_pylist()
 
 
 def _from_csv(table: Path, columns: list[str], log: Log) -> Rows:
@@ -164,7 +172,8 @@ def text(value: object) -> str:
     """A value of a table as text: whole numbers without a point, None and NaN as ""."""
     if isinstance(value, bytes):
         value = value.decode(errors="backslashreplace")
-    if isinstance(value, float):
+    if isinstance(value, float | np.floating):
+        value = float(value)
         value = None if math.isnan(value) else int(value) if value.is_integer() else value
     return "" if value is None else normal(str(value)).strip()
 

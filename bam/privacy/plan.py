@@ -16,9 +16,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from bam import files
-from bam.core import scalars
+from bam.core import scalars, user_table
 from bam.core.sampling import PaddedBatch, pad
-from bam.core.user_table import checked_ids
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting, mechanisms, pld
@@ -64,7 +63,7 @@ class Population:
         _read_numbers(self)
 
     def numbered(self, groups: np.ndarray | Sequence[object] | None) -> Int64[np.ndarray, " rows"]:
-        """The user of each row, numbered in the order of ids.
+        """The user of each row, see `bam.core.user_table.numbered`.
 
         InputError unless there are N users, or from 1 to N if N was given.
         """
@@ -73,11 +72,8 @@ class Population:
                 "groups (the user of each row) and group_size (the most rows of one user) belong "
                 "together: pass both"
             )
-        ids = checked_ids(groups)
-        if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
-            raise InputError(f"groups must be [rows] integers or texts, got {ids.dtype}{ids.shape}")
-        different, numbers = np.unique(ids, return_inverse=True)
-        num, most = len(different), self.num_examples
+        numbers = user_table.numbered(groups)
+        num, most = len(np.unique(numbers)), self.num_examples
         if not (1 if self.num_examples_given else most) <= num <= most:
             raise InputError(f"num_examples is {most}, the users in groups are {num}")
         return numbers

@@ -12,7 +12,7 @@ import hashlib
 import hmac
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -110,9 +110,9 @@ class PrivateTraining:
       num_examples_given: whether N is a public constant, fixed without counting the data. Then the
         data may have fewer rows, and ε is for adding or removing one example (with `groups`, one
         user). Otherwise ε is for replacing one example or user by nothing, its place left empty.
-      groups: `[rows]` on the host, the user of each row of the data. Then N counts users, users are
-        drawn, and the oracle's gradient of a user's mean loss is clipped. None: each row is an
-        example.
+      groups: `[rows]` on the host, the user of each row of the data: integers or texts, equal for
+        one person as `bam.core.user_table.user_id` says. Then N counts users, users are drawn, and
+        the oracle's gradient of a user's mean loss is clipped. None: each row is an example.
       group_size: k, public: the largest number of rows used of a user, see
         `bam.core.user_table.table`.
       mesh: devices of this process along one axis, which share the examples of a step. None uses
@@ -161,7 +161,7 @@ class PrivateTraining:
         mechanism: str = "poisson",
         mechanism_options: JsonMapping | None = None,
         num_examples_given: bool = False,
-        groups: np.ndarray | None = None,
+        groups: np.ndarray | Sequence[object] | None = None,
         group_size: int = 0,
         mesh: Mesh | None = None,
         trainable: str = "",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from bam.core.user_table import MISSING
+from bam.core.user_table import checked_id
 from bam.data.common import (
     DataError,
     Split,
@@ -25,6 +25,7 @@ from bam.data.common import (
 )
 from bam.data.preprocessing import Preprocessing
 from bam.data.stream import StoredImages
+from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 
@@ -94,52 +95,61 @@ def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
 
 
 def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
-    """The user id of each training row, in the order of `read`, from a column of integers or texts.
+    """The user id of each training row, in the order of `read`, from a column of numbers or texts.
 
-    A text becomes 64 bits of its BLAKE2. DataError for a column that is missing, has another type
-    or lacks a value; also for integers in one file and texts in another, because 7 and "7" may be
-    one user, who would then be protected as two.
+    Ids are equal as `bam.core.user_table.user_id` says. Where all columns are of numbers, an id is
+    its number; otherwise it is 64 bits of its text's BLAKE2. DataError, with file and row, for a
+    column that is missing or has another type, and for an id that is missing or refused.
     """
-    ids, are_text = [np.zeros(0, np.int64)], set[bool]()
-    for file in _paths(path, "train"):
-        with readable(file):
-            schema = pq.read_schema(file)
-            kind = schema.field(_column(schema, (column,), file)).type
-            kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-            if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
-                raise DataError(f"{file}: column {column} is {kind}, neither an integer nor text")
-            are_text.add(pa.types.is_string(kind))
-            if len(are_text) > 1:
-                raise DataError(
-                    f"{file}: column {column} is {kind}, but in other files numbers or text"
-                )
-            ids += _file_ids(file, column)
-    return np.concatenate(ids)
+    paths = _paths(path, "train")
+    are_text = [_has_texts(file, column) for file in paths]
+    try:
+        ids = [part for file in paths for part in _file_ids(file, column, any(are_text))]
+    except InputError as error:
+        raise DataError(str(error)) from error
+    return np.concatenate([np.zeros(0, np.int64), *ids])
 
 
-def _file_ids(file: Path, column: str) -> list[np.ndarray]:
-    """The ids in a file, in parts; DataError for a row without a user."""
-    ids = []
-    with pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
+def _has_texts(file: Path, column: str) -> bool:
+    """Whether a column of ids holds texts, not numbers; DataError for anything else."""
+    with readable(file):
+        schema = pq.read_schema(file)
+        kind = schema.field(_column(schema, (column,), file)).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    is_ = pa.types
+    if any(is_kind(kind) for is_kind in (is_.is_integer, is_.is_floating, is_.is_decimal)):
+        return False
+    texts = (is_.is_string, is_.is_large_string, is_.is_string_view, is_.is_binary)
+    if not any(is_kind(kind) for is_kind in (*texts, is_.is_large_binary)):
+        raise DataError(f"{file}: column {column} is {kind}, neither numbers nor text")
+    return True
+
+
+def _file_ids(file: Path, column: str, as_texts: bool) -> list[np.ndarray]:
+    """The ids in a file, in parts; DataError for a row without a user, or whose id is refused."""
+    ids, row = [], 0
+    with readable(file), pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
         for group in range(table.num_row_groups):
-            values = table.read_row_group(group, columns=[column])[column]
-            if values.null_count:
-                raise DataError(f"{file}: column {column} has rows without a value")
-            for coded in (part.dictionary_encode() for part in values.chunks):
-                names = coded.dictionary.to_pylist()
-                if nobody := [x for x in names if isinstance(x, str) and x.strip() in MISSING]:
-                    raise DataError(
-                        f"{file}: column {column} has rows without a user: {nobody[0]!r}"
-                    )
-                different = [_number(x) for x in names]
-                ids.append(np.array(different, np.int64)[coded.indices.to_numpy()])
+            for part in table.read_row_group(group, columns=[column])[column].chunks:
+                coded = part.dictionary_encode()
+                # The place behind the names of a dictionary is that of a null.
+                indices = np.asarray(coded.indices.fill_null(len(coded.dictionary)))
+                # As NumPy's scalars, which tell how many bits a float has.
+                names = [*coded.dictionary.to_numpy(zero_copy_only=False), None]
+                used, first = np.unique(indices, return_index=True)
+                numbers = np.zeros(len(names), np.int64)
+                for code, place in zip(used.tolist(), (row + first).tolist(), strict=True):
+                    location = f"{file}: row {place}: column {column}"
+                    numbers[code] = _number(checked_id(names[code], location), as_texts)
+                ids.append(numbers[indices])
+                row += len(part)
     return ids
 
 
-def _number(value: int | str) -> np.int64:
-    """An integer unchanged, or the first 64 bits of a text's BLAKE2."""
-    if isinstance(value, str):
-        value = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=8).digest())
+def _number(name: str, is_text: bool) -> np.int64:
+    """64 bits of a `user_id`: the first of a text's BLAKE2, or those of the number."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    value = int.from_bytes(digest) if is_text else int(name)
     return np.uint64(value % 2**64).astype(np.int64)
 
 

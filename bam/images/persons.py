@@ -1,0 +1,76 @@
+"""Refuses folders of persons in the place of classes, because names of classes are published."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bam.core.user_table import is_missing
+from bam.data.common import DataError
+from bam.images import pixels
+from bam.images.listing import Example, suffix_of
+
+# Folders may be persons, not classes, if there are MANY with fewer than FEW images on average.
+MANY, FEW = 10, 5
+SAMPLE = 20  # files of a class whose headers are read before the others'
+DICOM = (".dcm", ".dicom", ".ima")
+TAGS = ("PatientID", "SeriesInstanceUID")
+
+
+def check_number(folder: Path, num_classes: int, num_images: int, users: str) -> None:
+    """DataError for many folders with few images each.
+
+    `users` is the source of users, as for `listing.in_class_folders`.
+    """
+    if num_classes >= MANY and num_images < FEW * num_classes:
+        raise _refusal(folder, f"{num_classes:,} folders with {num_images:,} images", users)
+
+
+def check_each(folder: Path, examples: Sequence[Example], users: str) -> None:
+    """DataError for a class whose images are of one user, one DICOM patient or one DICOM series.
+
+    Nothing is refused if there is only one in all classes, as after anonymisation. Headers are read
+    of classes of DICOM files only, and not if users were read from them.
+    """
+    classes: dict[str, list[Example]] = {}
+    for example in examples:
+        classes.setdefault(example.label, []).append(example)
+    of_users = {label: {x.user for x in own} for label, own in classes.items()}
+    if examples[0].user and len(set().union(*of_users.values())) > 1:
+        for label in (x for x in sorted(classes) if len(of_users[x]) == 1):
+            raise _refusal(folder, f"all images of class {label} are of one user", users)
+    if users == "file":
+        return
+    files = {
+        label: [folder / x.file for x in own]
+        for label, own in sorted(classes.items())
+        if all(suffix_of(x.file) in DICOM for x in own)
+    }
+    some = {label: _tags(own[:: -(-len(own) // SAMPLE)] + own[-1:]) for label, own in files.items()}
+    for number, tag in enumerate(TAGS):
+        everywhere = set().union(*(x[number] for x in some.values()))
+        for label in (x for x in files if len(some[x][number]) == 1 < len(everywhere)):
+            if len(_tags(files[label])[number]) == 1:
+                raise _refusal(folder, f"all images of class {label} have one {tag}", users)
+
+
+def _tags(files: Sequence[Path]) -> tuple[set[str], ...]:
+    """The different values of each of `TAGS`, of the files that can be read."""
+    values: tuple[set[str], ...] = tuple(set() for _ in TAGS)
+    for file in files:
+        try:
+            tags = pixels.dicom_tags(file, TAGS)
+        except DataError:  # the import reports such a file
+            continue
+        for seen, value in zip(values, tags, strict=True):
+            seen.update({value} if not is_missing(value) else ())
+    return values
+
+
+def _refusal(folder: Path, why: str, users: str) -> DataError:
+    also = {
+        "": " and give --user_from=folder",
+        "folder": ": --user_from=folder takes the folders below the classes",
+    }.get(users, "")
+    return DataError(
+        f"{folder}: {why}: are they persons? Names of classes are public. For persons make "
+        f"FOLDER/CLASS/PERSON/…{also}; if they are the classes, name them with --classes=A,B,…"
+    )
