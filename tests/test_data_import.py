@@ -16,14 +16,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ml_collections import ConfigDict
 from PIL import Image
 
 from bam.data import datasets
 from bam.data.common import DataError, manifest
-from bam.images import importing, listing
+from bam.images import importing, listing, persons, pixels
 from bam.release import load, predict
 from bam.training import loading
-from configs import folder
+from configs import digits, folder
 from tests.cases import random_images, run_command, thoroughly
 from tests.test_pixels import dicom
 
@@ -479,3 +480,180 @@ def test_numbers_are_shown_in_their_units(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     with Image.open("sheet.png") as sheet:
         assert sheet.size[1] < 600
+
+
+def scans(top, layout, **tags):
+    """Twelve small DICOM files in each folder; tags by name, a function of folder and number."""
+    for place in layout.split():
+        (top / place).mkdir(parents=True)
+        for number in range(12):
+            numbers = np.random.default_rng(number).integers(0, 255, (8, 8), np.uint8)
+            own = {name: of(place.split("/"), number) for name, of in tags.items()}
+            (top / place / f"{number}.dcm").write_bytes(dicom(numbers, **own))
+
+
+def series(place, number):
+    return f"1.2.{sum(map(ord, ''.join(place)))}"
+
+
+FOLDERS_OF_PERSONS = {
+    # name: (folders, PatientID, SeriesInstanceUID, flags, what is refused, or "" and what is said)
+    "patients, not named": ("Ann Bob Cy", lambda x, i: x[0], series, (),
+        "class Ann have one PatientID: are they persons. .* and give --user_from=folder; if they"),
+    "patients, named": ("Ann Bob Cy", lambda x, i: x[0], series, ("--user_column=PatientID",),
+        r"class Ann are of one user: are they persons\? .*FOLDER/CLASS/PERSON/…; if they are"),
+    "no PatientID": ("Ann Bob", lambda x, i: "", series, (), "have one SeriesInstanceUID"),
+    "anonymised": ("Ann Bob", lambda x, i: "ANON", series, (), "have one SeriesInstanceUID"),
+    "patients above their studies": ("Ann/s1 Ann/s2 Bob/s1 Bob/s2", lambda x, i: x[0], series,
+        ("--user_from=folder",),
+        "have one PatientID: .*: --user_from=folder takes the folders below the classes; if they"),
+    "one patient among classes": ("ill/Ann well/Bob well/Cy", lambda x, i: x[1], series,
+        ("--user_from=folder",), "class ill are of one user"),
+    # The controls.
+    "patients declared as classes": ("Ann Bob Cy", lambda x, i: x[0], series,
+        ("--classes=Ann,Bob,Cy",), ""),
+    "classes of patients": ("ill well", lambda x, i: f"{x[0]}{i // 4}",
+        lambda x, i: f"{series(x, 0)}.{i}", (), ""),
+    "classes of folders of patients": ("ill/Ann ill/Bob well/Cy well/Di", lambda x, i: x[1],
+        series, ("--user_from=folder",), ""),
+    "slices of one phantom": ("ill well", lambda x, i: "one", lambda x, i: "1.2.3", (), ""),
+    "nothing known": ("ill well", lambda x, i: "", lambda x, i: "", (), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FOLDERS_OF_PERSONS)
+def test_folders_of_one_person_each_are_no_classes_whatever_their_number(kind, tmp_path):
+    layout, patient, of_series, more, message = FOLDERS_OF_PERSONS[kind]
+    scans(tmp_path / "top", layout, PatientID=patient, SeriesInstanceUID=of_series)
+    flags = (f"--out={tmp_path / 'out'}", "--size=8", "--channels=1", "--test=0.4", *more)
+    done = run_command("bam", "data", "import", str(tmp_path / "top"), *flags)
+    if not message:
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stdout
+    assert re.search(message, done.stderr), done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_headers_of_all_files_are_read_where_the_first_ones_agree_alone(tmp_path, monkeypatch):
+    rare = lambda x, i: "p" if i % 12 != 5 else f"{x[0]} {i}"  # noqa: E731
+    scans(tmp_path, "A B", PatientID=rare, SeriesInstanceUID=lambda x, i: f"1.{x == ['A']:d}.{i}")
+    examples = listing.in_class_folders(tmp_path).examples
+    read, tags = [], pixels.dicom_tags
+    monkeypatch.setattr(persons, "SAMPLE", 3)
+    monkeypatch.setattr(pixels, "dicom_tags", lambda *x: read.append(x) or tags(*x))
+    persons.check_each(tmp_path, examples, "")
+    assert len(read) <= 10  # not all 24: a patient and several series are no reason to read on
+    persons.check_each(tmp_path, [x._replace(user="u") for x in examples], "file")
+    assert len(read) <= 10
+
+
+def test_many_folders_below_the_classes_are_persons_once_and_no_hint_repeats_a_flag(tmp_path):
+    spec = [f"top/p{k}/s{i}/{i}.png" for k in range(12) for i in range(3)]
+    for number, name in enumerate(spec):
+        write(tmp_path / name, "good", number)
+    run = lambda *x: run_command(  # noqa: E731
+        "bam", "data", "import", str(tmp_path / "top"), f"--out={tmp_path / 'o'}", "--size=8", *x
+    )
+    plain, followed = run(), run("--user_from=folder")
+    assert plain.returncode == followed.returncode == 2
+    assert "12 folders with 36 images: are they persons?" in plain.stderr
+    assert "and give --user_from=folder" in plain.stderr
+    assert "12 folders with 36 images: are they persons?" in followed.stderr
+    assert "give --user_from=folder" not in followed.stderr
+    assert "--user_from=folder takes the folders below the classes" in followed.stderr
+
+
+def of_persons(top, num_persons, num_images):
+    """A tree of two classes, and a table with `who`."""
+    rows = ["file,label,who"]
+    for number in range(num_persons * num_images):
+        person = number // num_images
+        write(top / f"{number}.png", "good", number)
+        rows.append(f"{number}.png,{'AB'[person % 2]},{person}")
+    (top / "t.csv").write_text("\n".join(rows))
+    return ("bam", "data", "import", str(top), "--labels=t.csv", "--classes=A,B", "--size=8",
+            "--user_column=who")  # fmt: skip
+
+
+def test_images_that_the_printed_command_leaves_unused_are_counted(tmp_path):
+    few = of_persons(tmp_path / "few", 8, 4)
+    done = run_command(*few, f"--out={tmp_path / 'a'}", "--test=0.4")
+    assert done.returncode == 0 and "unused" not in done.stdout, done.stderr
+    many = of_persons(tmp_path / "many", 8, 7)
+    (tmp_path / "many" / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n")  # left out
+    done = run_command(*many, f"--out={tmp_path / 'b'}", "--test=0.4")
+    facts = manifest(tmp_path / "b")
+    num, num_users = facts["num_examples"]["train"], facts["num_users"]
+    expected = f"NOT PRIVATE: group_size=4, in the command below, leaves {num - 4 * num_users} of"
+    assert f"{expected} {num} training images unused" in done.stdout, done.stdout
+
+
+def test_the_advice_to_stratify_counts_users_where_the_flag_does(tmp_path):
+    command = of_persons(tmp_path / "top", 20, 6)
+    done = run_command(*command, f"--out={tmp_path / 'a'}", "--test=0.1")
+    assert "; --stratify=2 takes 2 users of each class" in done.stdout, done.stdout
+    done = run_command(*command, f"--out={tmp_path / 'b'}", "--stratify=2")
+    assert manifest(tmp_path / "b")["num_examples"] == {"train": 96, "test": 24}
+    num_images = 60 // 5  # a fifth of a class, counted in images, is more than its users
+    done = run_command(*command, f"--out={tmp_path / 'c'}", f"--stratify={num_images}")
+    assert done.returncode == 2 and "leaves none to train on" in done.stderr
+
+
+def test_ids_that_are_written_in_several_ways_are_counted_as_one_users(tmp_path):
+    command = of_persons(tmp_path / "top", 8, 3)
+    table = tmp_path / "top" / "t.csv"
+    done = run_command(*command, f"--out={tmp_path / 'a'}", "--test=0.4")
+    assert "several ways" not in done.stdout  # the control
+    text = table.read_text().replace("\n3.png,B,1", "\n3.png,B,0001")
+    table.write_text(
+        text.replace("\n6.png,A,2", "\n6.png,A,2.0").replace("\n7.png,A,2", "\n7.png,A,+2")
+    )
+    done = run_command(*command, f"--out={tmp_path / 'b'}", "--test=0.4")
+    assert "NOT PRIVATE: 2 users are written in several ways, as 12 and 0012 are" in done.stdout
+    a, b = (manifest(tmp_path / x) for x in "ab")
+    assert (a["num_users"], a["num_examples"]) == (b["num_users"], b["num_examples"])
+    table.write_text(text.replace("\n6.png,A,2", "\n6.png,A,9.00720E+17"))
+    done = run_command(*command, f"--out={tmp_path / 'c'}", "--test=0.4")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "t.csv: row 8: who: id '9.00720E+17' is a rounded number" in done.stderr
+
+
+def test_users_that_were_changed_are_read_anew(tmp_path):
+    """In one process, with the same config: `dataset.groups` and files of one's own part."""
+    config = digits.get_config("dp_sgd")
+    file = tmp_path / "ids.npy"
+    config.dataset.update({"groups": str(file), "group_size": 4})
+    counts = []
+    for divisor in (1, 4):
+        np.save(file, np.arange(1437) // divisor)
+        read = loading.make_dataset(config.dataset)
+        assert loading.make_dataset(config.dataset) is read  # kept where nothing has changed
+        counts.append(len(np.unique(read.users)))
+    assert counts == [1437, 360]
+
+
+def of_a_file(table, **options):
+    images = random_images("toy", 12, 6, 0.4, 0.3)
+    return images._replace(users=np.loadtxt(table, dtype=np.int64))
+
+
+def test_a_file_that_an_option_of_ones_own_names_is_read_anew(tmp_path):
+    section = {"name": f"{__name__}:of_a_file", "table": str(tmp_path / "ids.txt"), "holdout": 0}
+    for ids in (np.arange(12), np.arange(12) // 3):
+        np.savetxt(tmp_path / "ids.txt", ids, "%d")
+        read = loading.make_dataset(ConfigDict(section))
+        assert read.users.tolist() == ids.tolist()
+        assert loading.make_dataset(ConfigDict(section)) is read
+
+
+def test_features_that_a_run_keeps_beside_the_data_are_no_change_of_the_data(tmp_path):
+    section = {"name": f"{__name__}:of_a_file", "table": str(tmp_path), "holdout": 0}
+    digest = lambda: loading._files_of(ConfigDict(section), ConfigDict())  # noqa: E731
+    (tmp_path / "1.0").mkdir()
+    first = digest()
+    (tmp_path / "features").mkdir()
+    (tmp_path / "features" / "x.npy").write_bytes(b"1")
+    assert digest() == first
+    (tmp_path / "1.0" / "x.array_record").write_bytes(b"1")
+    assert digest() != first

@@ -5,11 +5,13 @@ import hashlib
 import os
 import stat
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from bam import files, waits
 from bam.data import datasets, users
+from bam.data.catalogue import DATASETS
 from bam.errors import InputError
 from bam.extras import needs
 from bam.features import PRIOR_SHA256, backbone, extraction
@@ -21,6 +23,7 @@ from bam.training import devices, keys, parts
 with needs("train"):
     from ml_collections import ConfigDict, FrozenConfigDict
 
+FEATURES = "features"  # the folder beside the data that keeps computed features
 MEMORIES = ("auto", "device", "stream")
 LARGE = 2**28  # bytes of images from which on a line tells whether they are streamed
 
@@ -54,8 +57,8 @@ def listed(
     # A file of weights may have changed since the last run of this process.
     key["digest"] = features_digest(key["features"])
     key["normalisation"] = repr(features_normalisation(key["features"]))
-    # The files of the data may have changed, too.
-    key["files"] = _files_at(section.get("path"))
+    # The files of the data and of the users may have changed, too.
+    key["files"] = _files_of(key["dataset"], key["features"])
     sections = FrozenConfigDict(key)
     if sections in kept_datasets:
         dataset = kept_datasets[sections]
@@ -79,18 +82,54 @@ def listed(
     return blank, mapped
 
 
-def _files_at(path: str | None) -> str:
-    """A digest of a path and of the inodes, sizes and times of its files."""
-    if not path:
-        return ""
-    text = os.path.realpath(files.user_path(path))
-    # If the path cannot be read, the reader of the data says so, with a better message.
+def _files_of(dataset: ConfigDict, features: ConfigDict) -> str:
+    """A digest of each file and folder that an option names; one's own parts may have any options.
+
+    Weights are not among them, because their content counts, nor a `cache`, which a run writes to.
+    """
+    others = {x.name for x in keys.KEYS if not x.path} | {"features.cache"}
+    options = {f"dataset.{key}": value for key, value in dataset.items()}
+    options |= {f"features.{key}": value for key, value in features.items()}
+    options["dataset.path"] = str(_read_from(dataset) or "")
+    texts = {k: x for k, x in options.items() if k not in others and isinstance(x, str) and x}
+    return repr({name: _files_at(text) for name, text in texts.items()})
+
+
+def _read_from(section: ConfigDict) -> Path | None:
+    """The folder or archive that holds the files of a data set; None if there is none."""
+    name, source = section.get("name", ""), section.get("source")
+    folder, entry = datasets.folder_of(name, source, section.get("path")), DATASETS.get(name)
+    is_prepared = entry is not None and (source or entry.sources[0]) == "tfds"
+    return folder / entry.tfds if folder and entry and is_prepared else folder
+
+
+def _files_at(path: str) -> str:
+    """A digest of a path and of the inodes, sizes and times of its files.
+
+    Files of a folder in the folder count, too, but not the features that a run kept there.
+    """
+    top = Path(os.path.realpath(files.user_path(path)))
+    below = _inside(top)
+    below += [x for folder in below if folder.name != FEATURES for x in _inside(folder)]
+    stamps = {str(x): _stamp(x) for x in (top, *below)}
+    text = repr([str(top), {x: stamp for x, stamp in stamps.items() if stamp}])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _inside(folder: Path) -> list[Path]:
+    # If a folder cannot be read, the reader of the data says so, with a better message.
     with contextlib.suppress(OSError):
-        names = sorted(os.listdir(text)) if os.path.isdir(text) else []
-        stats = [os.stat(x) for x in (text, *(os.path.join(text, x) for x in names))]
-        stamps = [(x.st_ino, x.st_size, x.st_mtime_ns) for x in stats if stat.S_ISREG(x.st_mode)]
-        text += repr(stamps)
-    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
+        return sorted(folder.iterdir())
+    return []
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Inode, size and time of a file; () of anything else."""
+    with contextlib.suppress(OSError):
+        stats = path.stat()
+        if stat.S_ISREG(stats.st_mode):
+            return stats.st_ino, stats.st_size, stats.st_mtime_ns
+    return ()
 
 
 def _keep(sections: FrozenConfigDict, dataset: datasets.Dataset) -> datasets.Dataset:
@@ -139,7 +178,7 @@ def _extracted(
     if sections.features.get("cache"):
         folder = files.user_path(sections.features.cache)
     elif folder is not None:
-        folder = (folder if folder.is_dir() else folder.parent) / "features"
+        folder = (folder if folder.is_dir() else folder.parent) / FEATURES
     # The fields name the file of the kept features: the content of the weights counts, and not the
     # path that they or the normalisation were read from.
     fields = parts.set_keys(sections.features, "cache")
