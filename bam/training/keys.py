@@ -154,7 +154,7 @@ KEYS = (
         least=0, public=True),
     Key("dataset.groups", "",
         "The user of each training row, for privacy of users and not of single examples: a column "
-        "of the Parquet files, or a .npy file with an integer for each row. \"\": with a "
+        "of the Parquet files, or a .npy file with an id for each row. \"\": with a "
         "group_size, the users that `bam data import` recorded.", path=True),
     # A size for which the memory is too small has an error of its own, so this bound is loose.
     Key("dataset.group_size", 0,
