@@ -548,6 +548,18 @@ def test_headers_of_all_files_are_read_where_the_first_ones_agree_alone(tmp_path
     assert len(read) <= 10
 
 
+def test_a_pipe_among_scans_is_left_out_and_not_waited_for(tmp_path):
+    scans(tmp_path / "top", "A B", PatientID=lambda x, i: f"{x[0]}{i}")
+    os.mkfifo(tmp_path / "top" / "A" / "0_pipe.dcm")
+    flags = (f"--out={tmp_path / 'out'}", "--size=8", "--channels=1", "--test=0.4")
+    for more in ("", "--user_column=PatientID"):
+        place = flags[0] + "2" * bool(more)
+        done = run_command(
+            "bam", "data", "import", str(tmp_path / "top"), place, *flags[1:], *filter(None, [more])
+        )
+        assert done.returncode == 0 and "left out: A/0_pipe.dcm" in done.stdout, done.stderr
+
+
 def test_many_folders_below_the_classes_are_persons_once_and_no_hint_repeats_a_flag(tmp_path):
     spec = [f"top/p{k}/s{i}/{i}.png" for k in range(12) for i in range(3)]
     for number, name in enumerate(spec):

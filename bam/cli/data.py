@@ -261,7 +261,7 @@ def _with_patients(
                 raise
             left_out.append(f"left out: {example.file} ({str(error).rpartition(': ')[2]})")
             continue
-        user = checked_id(written, f"{folder / example.file}: PatientID")
+        user = checked_id(written, str(folder / example.file))
         with_user.append(example._replace(user=user, written=written))
     if not with_user:
         raise DataError(f"{folder}: no DICOM file with a PatientID: leave out --user_column")

@@ -221,6 +221,8 @@ def dicom_user(file: Path) -> str:
 
 def dicom_tags(file: Path, names: Sequence[str]) -> list[str]:
     """The values of these tags of a DICOM file as text, "" for a missing one; else a DataError."""
+    if not file.is_file():  # opening a pipe would wait
+        raise DataError(f"{file}: not an ordinary file")
     with _one_line(file), file.open("rb") as stream:
         header = _dicom_header(stream)
         return [str(header.get(name) or "").strip() for name in names]
