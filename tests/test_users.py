@@ -441,7 +441,8 @@ SPELLINGS = [  # an id as a table or an array may hold it, and the person whom i
     *[(x, x) for x in ("12E4", "1.5", "P-7", "a,b", "nancy", "#7", "1.234", "756.12")],
     *[(x, MISSING) for x in (
         "", " ", "NA", "na", "N/A", "n/a", "#N/A", "NULL", "null", "NaN", "NAN", "-nan", "None",
-        "NONE", "NaT", "<NA>", "--", "-", "?", ".", "#DIV/0!", "-1", "-1.0", "4294967295",
+        "NONE", "NaT", "<NA>", "\\N", "(null)", "inf", "--", "-", "?", ".",
+        "#DIV/0!", "-1", "-1.0", "4294967295",
         None, float("nan"), np.float32("nan"), -1, -1.0, -(2**31), -(2**63), np.uint32(2**32 - 1),
         np.uint64(2**64 - 1), np.uint64(2**63), np.uint32(2**31), np.int32(-1),
     )],

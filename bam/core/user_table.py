@@ -19,7 +19,7 @@ EMPTY = -1  # a missing row number, or a missing label of an integer dtype (floa
 # Texts for a missing value, without case: of NumPy, pandas, Python, R, databases and spreadsheets.
 MISSING = {
     "na", "n/a", "#n/a", "#n/a n/a", "#na", "null", "nan", "-nan", "none", "nat", "<na>",
-    "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan",
+    "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan", "inf", "-inf", "(null)", "[null]", "\\n",
     "#value!", "#ref!", "#name?", "#num!", "#div/0!", "#null!",
 }  # fmt: skip
 # Integers for a missing value: pandas' code, and what NumPy makes of it and of NaN or NaT in 32 and
