@@ -37,7 +37,7 @@ def tree(top, spec):
             path.write_bytes((top / target).read_bytes())
         elif place.endswith("/"):
             path.mkdir(exist_ok=True)
-        elif path.suffix.lower() in listing.SUFFIXES:
+        elif path.suffix.lower() in listing.SUFFIXES and ".nii" not in place:
             grey = np.random.default_rng(number).integers(0, 255, (12, 12), np.uint8)
             Image.fromarray(grey).save(path)
         else:
@@ -106,14 +106,62 @@ FOLDERS = {
     "patients in DICOM files": ("A/p1/1.png A/p2/1.png B/p1/x/1.png B/p3/1.png",
         {"users": "file"}, "A 2, B 2", ""),
     "masks beside images": (TWO + "A/1_mask.png B/1-SEG.PNG B/1_gt.tif B/4_mask.png", {},
-        "A 2, B 3", "ignored: 3 masks beside their images: --masks uses them"),
+        "A 2, B 3", "ignored: 3 masks, as A/1_mask.png: --masks uses them"),
     "masks of other dots and accents": (TWO + "A/1.2.png A/1.2_mask.png A/3_label.3.png "
         + "B/e\u0301.png B/\u00e9_MASK.png ".encode().decode("latin-1") + "B/_mask.png", {},
         "A 4, B 4",
-        "ignored: 2 masks beside their images"),
-    "masks that are images": (TWO + "A/1_mask.png", {"masks": True}, "A 3, B 2", ""),
-    "a folder of masks": (TWO + "masks/1.png masks/2.png", {}, "A 2, B 2, masks 2",
-        "unusual class names: masks"),
+        "ignored: 2 masks, as A/1.2_mask.png"),
+    "masks that are images": (TWO + "A/1_mask.png", {"use_masks": True}, "A 3, B 2", ""),
+    "a folder of masks": (TWO + "masks/1.png masks/2.png", {}, "!masks may be masks, not a class: "
+        "make FOLDER/CLASS/… of the images, .* add --classes=A,B,masks$", ""),
+    "a class called masks": (TWO + "masks/1.png masks/2.png", {"named": ["A", "B", "masks"]},
+        "A 2, B 2, masks 2", "unusual class names: masks"),
+    "numbered masks, as BUSI has": ("A/x_(1).png A/x_(1)_mask.png A/x_(1)_mask_1.png A/y.png "
+        "B/x.png B/x_mask_1.png B/y.png", {}, "A 2, B 2", "ignored: 3 masks, as A/x_.1._mask.png"),
+    "superpixels, as ISIC has": ("A/I_1.png A/I_1_superpixels.png A/I_2.png B/I_3.png B/I_4.png "
+        "B/I_4_segmentation.png B/I_4_Ground-Truth.png", {}, "A 2, B 2", "ignored: 3 masks"),
+    "masks by a word in front": ("A/mask_1.png A/image_1.png A/1_gt.png A/1.png B/img_1.png "
+        "B/label-1.png B/case_label_07.png B/case_07.png", {}, "A 2, B 2", "ignored: 4 masks"),
+    "names that end like a mask's": (TWO + "A/3_mask.png A/label.png A/4_mask_1.png A/unmask.png "
+        "B/1_masked.png B/segment.png B/2gt.png B/mask_4.png", {}, "A 6, B 6", ""),
+    "volumes of one person": ("A/s_T1w.nii.gz A/s_seg.nii.gz A/sub-1.nii.gz A/sub-1_seg.nii.gz "
+        "B/BraTS_1_flair.nii B/BraTS_1_t1.nii B/BraTS_1_seg.nii B/BraTS_2_seg.nii", {},
+        "A 2, B 3", "ignored: 3 masks"),
+    "masks of BIDS": ("A/sub-1/anat/sub-1_T1w.nii.gz A/sub-1/anat/sub-1_T1w_dseg.nii.gz "
+        "A/sub-1/anat/sub-1_space-T1w_desc-brain_mask.nii.gz A/sub-2/sub-2_T1w.nii.gz "
+        "A/sub-2/sub-2_label.nii.gz B/sub-3_T1w.nii B/sub-4_T1w.nii "
+        "A/derivatives/sub-2/sub-2_T1w.nii derivatives/x/sub-1/sub-1_dseg.nii", {}, "A 2, B 2",
+        "ignored: 5 masks"),
+    "images beside masks": ("images/1.png images/2.png masks/1.png masks/2.png", {},
+        "!masks: images and masks may be images and their masks, not classes: make FOLDER/CLASS/",
+        ""),
+    "images beside masks, as classes": ("images/1.png images/2.png masks/1.png masks/2.png",
+        {"named": ["images", "masks"]}, "images 2, masks 2", "unusual class names: masks"),
+    "images beside masks, as images": ("images/1.png images/2.png masks/1.png masks/2.png",
+        {"use_masks": True}, "images 2, masks 2", "unusual class names: masks"),
+    "images beside masks of a long name": ("Images/1.png Images/2.png lung_masks/1.png "
+        "lung_masks/2.png", {}, "!Images and lung_masks may be", ""),
+    "images beside masks in splits": ("train/images/1.png train/images/2.png train/masks/1.png "
+        "train/masks/2.png test/images/1.png", {}, "!train/masks: images and masks may be", ""),
+    "masks, which are worn": ("mask/1.png mask/2.png no_mask/1.png no_mask/2.png", {},
+        "!mask may be masks, not a class.* add --classes=mask,no_mask$", ""),
+    "with and without a mask": ("with_mask/1.png with_mask/2.png without_mask/p/1.png "
+        "without_mask/p/2.png", {}, "with_mask 2, without_mask 2", "NOT PRIVATE: .* subfolder"),
+    "masks by class, beside the classes": (TWO + "masks/A/1.png masks/B/1.png", {}, "A 2, B 2",
+        "ignored: 2 masks, as masks/A/1.png: --masks uses them"),
+    "masks and images above the classes": (split("images") + split("masks"), {},
+        "!contains one folder only: did you mean .*/images", ""),
+    "masks above the classes, as images": (split("images") + split("gt"), {"use_masks": True},
+        "gt 4, images 4", "unusual class names: gt"),
+    "masks below the classes": ("A/images/1.png A/images/2.png A/lung_masks/1.png B/images/1.png "
+        "B/images/2.png B/Ground_Truth/1.png", {}, "A 2, B 2",
+        "ignored: 2 masks, as A/lung_masks/1.png"),
+    "masks beside splits": (split("train") + split("test") + "train_masks/1.png gt/A/1.png", {},
+        "test:A 2, test:B 2, train:A 2, train:B 2", "ignored: 2 masks"),
+    "masks of the decathlon": ("imagesTr/1.nii imagesTr/2.nii labelsTr/1.nii labelsTr/2.nii", {},
+        "!imagesTr and labelsTr may be images and their masks", ""),
+    "persons called like masks": ("A/gt12/1.png A/gt12/2.png B/label/1.png B/2.png B/3.png", {},
+        "A 2, B 2", "ignored: 1 mask, as B/label/1.png"),
     "classes below persons": ("p1/A/1.png p1/B/1.png p2/A/1.png p2/B/1.png", {}, "p1 2, p2 2",
         "classes p1, p2 .*If they are the classes, move them up one level"),
     "splits in classes": ("A/train/1.png A/test/1.png B/train/1.png B/test/1.png", {},
@@ -134,6 +182,39 @@ def test_a_folder_is_read_rightly_or_refused_in_one_line(tmp_path, kind):
         return
     examples = listing.in_class_folders(top, **arguments).examples
     assert counts(examples) == expected
+    assert re.search(printed, "\n".join(lines)) if printed else not lines
+
+
+MASK_ROWS = {
+    # name: (tree, rows, arguments, what comes of it or "!" and the error, lines that are printed)
+    "a mask": (TWO + "A/1_mask.png", "A/1.png A/2.png A/1_mask.png B/1.png", {}, "A 2, B 1",
+        "1 row left out for naming masks, as row 4: A/1_mask.png: --masks uses them"),
+    "a mask as an image": (TWO + "A/1_mask.png", "A/1.png A/1_mask.png B/1.png",
+        {"use_masks": True}, "A 2, B 1", ""),
+    "images and masks": ("images/1.png images/2.png masks/1.png masks/2.png",
+        "images/1.png images/2.png masks/1.png masks/2.png", {}, "images 2",
+        "2 rows left out for naming masks, as row 4: masks/1.png"),
+    "masks without images": ("a/1_mask.png masks/1.png", "a/1_mask.png masks/1.png", {},
+        "a 1, masks 1", ""),
+    "masks of images in no row": ("a/1.png a/1_mask.png", "a/1_mask.png", {},
+        "!each row names a mask, as row 2: a/1_mask.png: add --masks", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", MASK_ROWS)
+def test_rows_that_name_masks_are_left_out_and_counted(tmp_path, kind):
+    spec, named, arguments, expected, printed = MASK_ROWS[kind]
+    top, lines, table = tree(tmp_path / "x", spec), [], tmp_path / "t.csv"
+    table.write_text("\n".join(["file,label", *(f"{x},{x.split('/')[0]}" for x in named.split())]))
+    columns = {"file": "file", "label": "label"}
+    read = lambda: listing.in_table(top, table, columns, log=lines.append, **arguments)  # noqa: E731
+    if expected.startswith("!"):
+        refused(expected[1:], read, kind=DataError)
+        return
+    listed = read()
+    assert counts(listed.examples) == expected
+    assert listed.num_images == len(listed.examples) + sum(listed.unused.values())
+    lines = [x for x in lines if "without a row in the table" not in x]
     assert re.search(printed, "\n".join(lines)) if printed else not lines
 
 

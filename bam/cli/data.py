@@ -87,13 +87,16 @@ def _listed(flags: FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
             log=log,
             may_lack="PatientID" if flags.user_column == "PatientID" else "",
             number=flags.number,
+            use_masks=flags.masks,
         )
     else:
         users = _users_from(flags)
         split, test = "train" * bool(flags.test_folder), Path(flags.test_folder)
-        listed = listing.in_class_folders(folder, flags.validation, users, flags.masks, log, split)
+        named = [*flags.classes, *(x.rpartition(":")[0] for x in flags.map)]
+        options = {"users": users, "use_masks": flags.masks, "log": log, "named": named}
+        listed = listing.in_class_folders(folder, flags.validation, split=split, **options)
         if flags.test_folder:
-            more = listing.in_class_folders(test, "", users, flags.masks, log, "test")
+            more = listing.in_class_folders(test, split="test", **options)
             listed = listing.with_test(listed, more, folder, test, log)
     separator = "," * (_kind(flags) == "several")
     return listed._replace(examples=_mapped(listed.examples, flags.map, separator, log))

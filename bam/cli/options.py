@@ -463,7 +463,8 @@ are public.
                 "no other test image",
                 choices=("", "train", "test", "leave"),
             ),
-            Flag("masks", False, "import img_mask.png and the like beside img.png as images, too"),
+            Flag("masks", False, "import masks as images, too: img_mask.png and the like beside "
+                 "img.png, and folders such as masks"),
             Flag("near_duplicates", False, "also count pictures that look alike"),
             Flag("classes", (), "public names of the classes; '': the folders' names"),
             Flag(

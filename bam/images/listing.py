@@ -3,7 +3,7 @@
 import collections
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -11,7 +11,7 @@ from bam import files
 from bam.core.user_table import checked_id, is_missing, user_id
 from bam.data.common import DataError
 from bam.errors import InputError
-from bam.images import rows
+from bam.images import masks, rows
 
 SUFFIXES = (  # from .dcm on they need packages of extras
     ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".jp2",
@@ -35,9 +35,6 @@ JUNK = {
     "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "icon\r",
     "system volume information", "lost+found", "__pycache__",
 }  # fmt: skip
-# A mask is named as its image with one of these words behind; `_MASKS` names folders of masks.
-_MASK = re.compile(r"(.+)[_-](mask|masks|seg|segmentation|gt|label|labels)", re.I | re.S)
-_MASKS = {"mask", "masks", "seg", "segmentation", "gt", "annotations", "labels"}
 _TABLES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging Face names them
 _IDS = re.compile(r"(patient|person|subject|participant|user|client|owner)|(^|_)p?id$", re.I)
 
@@ -86,9 +83,10 @@ def in_class_folders(
     folder: Path,
     validation: str = "",
     users: str = "",
-    masks: bool = False,
+    use_masks: bool = False,
     log: rows.Log = lambda line: None,
     split: str = "",
+    named: Sequence[str] = (),
 ) -> Listed:
     """The images of FOLDER/CLASS/…, or of FOLDER/train/CLASS/… and FOLDER/test/CLASS/….
 
@@ -98,22 +96,24 @@ def in_class_folders(
         training if there are training and test images, else to the test split.
       users: the source of the user of an image. "folder": the folder between class and image;
         "file": the file itself, read later; "": users are not known.
-      masks: whether img_mask beside img is an image, not a mask to be ignored.
+      use_masks: whether masks (`bam.images.masks`) are images, not to be left out.
       log: called with lines about ignored, moved or doubtful files.
       split: the split of all images, for a folder without folders of splits.
+      named: classes that the user names; one may be called like a folder of masks.
 
     Raises:
       DataError: for folders that cannot be classes, and for a class with fewer than two images
         (without any, if `split` is "test"): its only image would be known to be in training.
     """
     all_images, folders, ignored, again = tree(folder)
-    images = all_images if masks else _without_masks(all_images)
-    unused = +Counts({"masks": len(all_images) - len(images)})
-    if unused:
-        ignored["masks beside their images: --masks uses them"] = unused["masks"]
-    below = [tuple(map(rows.normal, x.relative_to(folder).parts)) for x in folders]
-    _check_level(folder, images, below)
+    below = [_names(folder, x) for x in folders]
     depth = 2 if any(split_name(x[0]) for x in below) else 1
+    images, unused = all_images, Counts()
+    if not use_masks:
+        of_masks = masks.folders(folder, [_names(folder, x.parent) for x in images], depth, named)
+        below = [x for x in below if not masks.is_inside(x, of_masks)]
+        images = _without_masks(folder, images, of_masks, unused, ignored)
+    _check_level(folder, images, below)
     if split and depth > 1:
         raise DataError(f"{folder} has split folders (train, test): leave out --test_folder")
     examples, nested = list[Example](), set[str]()
@@ -122,7 +122,7 @@ def in_class_folders(
     if again:
         ignored["links to folders that are read elsewhere"] = len(again)
     for file in images:
-        *above, _ = map(rows.normal, file.relative_to(folder).parts)
+        above = _names(folder, file.parent)
         if len(above) < depth:
             unreadable = f"that cannot be read: {rows.printable(file.name)}"
             ignored["outside of class folders" if os.path.isfile(file) else unreadable] += 1
@@ -185,6 +185,7 @@ def in_table(
     log: rows.Log = lambda line: None,
     may_lack: str = "",
     number: bool = False,
+    use_masks: bool = False,
 ) -> Listed:
     """The images that a table names.
 
@@ -201,6 +202,7 @@ def in_table(
       may_lack: a column that the table may lack.
       number: whether labels are numbers. If a comma does not separate the values of the table,
         numbers may have a decimal comma.
+      use_masks: as for `in_class_folders`.
 
     Raises:
       DataError: for a column or a file that does not exist, a row that lacks a value, and a file in
@@ -234,6 +236,8 @@ def in_table(
         log(f"{num} of the folder without a row in the table: not used (for example {first})")
     # A repeated row is not a second image, so its count goes into no sum of images.
     unique = _unique(folder, table, examples, Counts(), log)
+    if not use_masks:
+        unique = _rows_without_masks(folder, table, images, unique, unused, log)
     divided = _divided(table, unique, validation, unused, log)
     return Listed(divided, len(images) + len(used.difference(on_disk)), unused)
 
@@ -407,21 +411,64 @@ def _check_classes(
         if name != name.strip()
         or split_name(name)
         or same[name.casefold()] > 1
-        or name.strip().casefold() in _MASKS
+        or masks.is_folder(name.strip(), only=True)
     ]
     if odd:
         log(f"unusual class names: {files.listed(odd)}. Images of each class: {counts}")
 
 
-def _without_masks(images: list[Path]) -> list[Path]:
-    """Images without masks: "img_mask" (or another word of `_MASK`) beside "img" is a mask."""
-    names = {(x.parent, _stem(x)) for x in images if x.is_file()}
+def _masks(
+    folder: Path, images: Sequence[Path], of_masks: Collection[tuple[str, ...]]
+) -> set[Path]:
+    """Those of the images that are named as the mask of another, or lie in folders `of_masks`."""
+    stems = [(x, _stem(x), suffix_of(x.name)) for x in images if x.is_file()]
+    inside = {x for x in images if masks.is_inside(_names(folder, x.parent), of_masks)}
+    return masks.beside_images(stems) | inside
 
-    def is_mask(image: Path) -> bool:
-        match = _MASK.fullmatch(_stem(image))
-        return match is not None and (image.parent, match[1]) in names and image.is_file()
 
-    return [x for x in images if not is_mask(x)]
+def _without_masks(
+    folder: Path,
+    images: list[Path],
+    of_masks: Collection[tuple[str, ...]],
+    unused: Counts,
+    ignored: Counts,
+) -> list[Path]:
+    """Images without masks, which are counted."""
+    if excluded := _masks(folder, images, of_masks):
+        unused["masks"] = len(excluded)
+        first = rows.printable(str(min(excluded).relative_to(folder)))
+        kind = f"mask{'s' * (len(excluded) > 1)}"
+        ignored[f"{kind}, as {first}: --masks uses them"] = len(excluded)
+    return [x for x in images if x not in excluded]
+
+
+def _rows_without_masks(
+    folder: Path,
+    table: Path,
+    images: Sequence[Path],
+    examples: list[Example],
+    unused: Counts,
+    log: rows.Log,
+) -> list[Example]:
+    """Examples without masks of the folder's images, which are counted; DataError if none is left.
+
+    Here a folder of masks is one beside a folder of images.
+    """
+    of_masks = masks.folders_beside_images([_names(folder, x.parent) for x in images])
+    identities = set(map(_identity, _masks(folder, images, of_masks)))
+    left_out = [x for x in examples if _identity(folder / x.file) in identities]
+    if len(left_out) == len(examples):
+        raise DataError(f"{table}: each row names a mask, as {left_out[0].place}: add --masks")
+    if left_out:
+        unused["masks"] = len(left_out)
+        num = files.counted(len(left_out), "row")
+        log(f"{num} left out for naming masks, as {left_out[0].place}: --masks uses them")
+    return [x for x in examples if _identity(folder / x.file) not in identities]
+
+
+def _names(folder: Path, path: Path) -> tuple[str, ...]:
+    """The names of the folders from `folder` down to `path`, in composed characters."""
+    return tuple(map(rows.normal, path.relative_to(folder).parts))
 
 
 def _divided(

@@ -1,0 +1,135 @@
+"""Tells masks, which lie beside images and are none, by the names of files and folders."""
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from bam.data.common import DataError
+from bam.images import rows
+
+_WORDS = (
+    r"masks?|(?:d|prob)?segs?|segmented|segmentations?(?:class|object)?|superpixels?|trimaps?"
+    r"|ground[\W_]?truths?|annotations?|labels?(?:t[rs])?"
+)
+DERIVATIVES = "derivatives"  # BIDS: what was computed from the scans, masks and copies
+_GT = r"gts?"
+# A whole word of a file's name: letters and digits before or behind it make another word.
+_IN_FILE = re.compile(rf"(?<![^\W_])(?:{_WORDS}|{_GT})(?=(?:[\W_]?\d+)?(?![^\W_]))")
+# A number may follow, but not "gt", which with a number may be a person's code.
+_FOLDER = re.compile(rf"(.*[\W_])?(?:{_GT}|(?:{_WORDS}|{DERIVATIVES})(?:[\W_]?v?\d+)?)", re.S)
+_IMAGES = {
+    "image", "images", "img", "imgs", "imagestr", "imagests", "jpegimages", "original",
+    "originals", "photos", "photographs", "pictures", "scans",
+}  # fmt: skip
+_VOLUMES = (".nii", ".nii.gz")
+
+
+def beside_images(images: Sequence[tuple[Path, str, str]]) -> set[Path]:
+    """The files that are named as masks of an image in the same folder.
+
+    An image `x` may have the masks `x_mask`, `x_seg_2` or `mask_x`, and `image_x` the mask
+    `mask_x`. Volumes of one person share a beginning, so `sub-01_seg` and `sub-01_desc-brain_mask`
+    are masks beside `sub-01_T1w`.
+
+    Args:
+      images: the path, the stem (in lower case and composed characters) and the suffix of each
+        file.
+    """
+    names = {(path.parent, _plain(stem)) for path, stem, _ in images}
+    is_volume = {path: suffix in _VOLUMES for path, _, suffix in images}
+    beginnings = {
+        (path.parent, "_".join(words[:num]))
+        for path, stem, _ in images
+        if is_volume[path] and not _IN_FILE.search(stem)
+        for words in [_plain(stem).split("_")]
+        for num in range(1, len(words) + 1)
+    }
+    return {
+        path
+        for path, stem, _ in images
+        if any((path.parent, name) in names for name in _image_names(stem))
+        or (is_volume[path] and any((path.parent, x) in beginnings for x in _persons(stem)))
+    }
+
+
+def _image_names(stem: str) -> Iterator[str]:
+    """The names that the image of a mask may have; none for a name without a word for masks."""
+    for word in _IN_FILE.finditer(stem):
+        before, behind = stem[: word.start()], stem[word.end() :]
+        number = re.fullmatch(r"[\W_]?\d+", behind)
+        names = [before + other + behind for other in ("", "image", "img")]
+        yield from filter(None, map(_plain, names + [before] * bool(number)))
+
+
+def _persons(stem: str) -> Iterator[str]:
+    """The beginnings that a mask's name may share with a volume of the same person."""
+    for word in _IN_FILE.finditer(stem):
+        if re.fullmatch(r"(?:[\W_]?\d+)?", stem[word.end() :]):
+            subject = re.match(r"sub-[^_]+(?:_ses-[^_]+)?", stem)  # as BIDS names files
+            names = [stem[: word.start()], subject[0] if subject else ""]
+            yield from filter(None, map(_plain, names))
+
+
+def _plain(name: str) -> str:
+    """A name with one underscore for all that is no letter or digit."""
+    return re.sub(r"[\W_]+", "_", name).strip("_")
+
+
+def is_folder(name: str, only: bool = False) -> bool:
+    """Whether a folder's name says that it holds masks; `only`: by a word that stands alone."""
+    match = _FOLDER.fullmatch(rows.normal(name).casefold())
+    return match is not None and not (only and match[1])
+
+
+def folders(
+    folder: Path, images: Sequence[tuple[str, ...]], depth: int, named: Collection[str]
+) -> set[tuple[str, ...]]:
+    """Folders of masks, each by the names of the folders from `folder` to it.
+
+    Above and below the classes the name of a folder decides. Among the classes it may be the name
+    of one, so there it decides only beside `images/`, or if the folder repeats the classes.
+
+    Args:
+      folder: for errors.
+      images: for each image the names of the folders above it.
+      depth: the number of names down to the class.
+      named: names that are of classes, because the user said so.
+
+    Raises:
+      DataError: for a class that may be a folder of masks.
+    """
+    candidates = {x[: i + 1] for x in set(images) for i, name in enumerate(x) if is_folder(name)}
+    is_sure = lambda x: len(x) != depth or x[-1].casefold() == DERIVATIVES  # noqa: E731
+    result = {x for x in candidates if is_sure(x) and x[-1] not in named}
+    for place in sorted(x for x in candidates - result if x[-1] not in named):
+        level = [x for x in images if len(x) >= depth and x[: depth - 1] == place[:-1]]
+        siblings = {x[depth - 1] for x in level}
+        beside = sorted(x for x in siblings if x.casefold() in _IMAGES)
+        inside = [x for x in level if x[:depth] == place]
+        below = {x[depth] for x in inside if len(x) > depth}
+        if all(len(x) > depth for x in inside) and (beside or below <= siblings):
+            result.add(place)
+        elif beside or is_folder(place[-1], only=True):
+            names = f"--classes={','.join(sorted(siblings))}"
+            kinds = f"{beside[0]} and {place[-1]}" if beside else place[-1]
+            meant = "images and their masks, not classes" if beside else "masks, not a class"
+            raise DataError(
+                f"{folder.joinpath(*place)}: {kinds} may be {meant}: make FOLDER/CLASS/… of the "
+                f"images, without the masks. If they are classes, add {names}"
+            )
+    return result
+
+
+def folders_beside_images(images: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """Those of the folders above `images` that hold masks by their names, beside a folder `images`.
+
+    Here, as in `folders`, a folder is the names of the folders down to it.
+    """
+    places = {x[:i] for x in set(images) for i in range(1, len(x) + 1)}
+    above_images = {x[:-1] for x in places if x[-1].casefold() in _IMAGES}
+    return {x for x in places if is_folder(x[-1]) and x[:-1] in above_images}
+
+
+def is_inside(names: tuple[str, ...], folders: Collection[tuple[str, ...]]) -> bool:
+    """Whether a folder, by its names, is one of the `folders` or lies in one."""
+    return any(names[:i] in folders for i in range(1, len(names) + 1))
