@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import logging
 import re
@@ -411,6 +412,83 @@ def test_a_nifti_extension_is_not_read(tmp_path):
         nibabel.load(file)  # the control
     file.write_bytes(extended(offset=2**25, size=16))
     refused("33,554,432 bytes before its numbers", pixels.encoded, file, GREY, kind=DataError)
+
+
+VOLUME = np.random.default_rng(2).integers(0, 255, (4, 6, 8), np.uint8)  # right, front, top
+CODES = [
+    "".join(x)
+    for order in itertools.permutations(("RL", "AP", "SI"))
+    for x in itertools.product(*order)
+]
+
+
+def turned(code, image=None):
+    """VOLUME as a scanner stores it whose axes lead where the letters say."""
+    ornt = nibabel.orientations.axcodes2ornt(code)
+    return (image or nibabel.Nifti1Image(VOLUME, np.eye(4))).as_reoriented(
+        nibabel.orientations.ornt_transform([[0, 1], [1, 1], [2, 1]], ornt)
+    )
+
+
+@pytest.mark.parametrize("suffix", ["nii", "nii.gz"])
+def test_a_volume_of_any_orientation_is_one_picture(tmp_path, suffix):
+    file, as_stored = tmp_path / f"x.{suffix}", set()
+    for code in CODES:
+        image = turned(code)
+        assert "".join(nibabel.aff2axcodes(image.affine)) == code
+        nibabel.save(image, file)
+        np.testing.assert_array_equal(decoded(file), VOLUME[:, :, 4])
+        assert not pixels.encoded(file, GREY).is_unoriented
+        content = bytearray(image.to_bytes())
+        content[252:256] = bytes(4)  # the control: without its affine it is as it is stored
+        file.write_bytes(gzip.compress(content) if suffix == "nii.gz" else content)
+        assert pixels.encoded(file, GREY).is_unoriented
+        as_stored.add(decoded(file).tobytes())
+    assert len(CODES) == 48 and len(as_stored) > 40
+
+
+def test_an_orientation_is_of_the_sform_then_of_the_qform_and_may_be_oblique(tmp_path):
+    file, angle = tmp_path / "x.nii", np.deg2rad(20)
+    turn = np.array(
+        [[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]]
+    )
+    for sform, qform in ((1, 0), (0, 1), (1, 1)):
+        image = turned("LPS")
+        image.header.set_sform(image.affine if sform else np.eye(4), sform)
+        image.header.set_qform(np.eye(4) if sform else image.affine, qform)
+        file.write_bytes(image.to_bytes())
+        np.testing.assert_array_equal(decoded(file), VOLUME[:, :, 4])
+    image = turned("PIR")
+    oblique = image.affine.copy()
+    oblique[:3, :3] = turn @ oblique[:3, :3]
+    nibabel.save(nibabel.Nifti1Image(image.dataobj, oblique), file)
+    np.testing.assert_array_equal(decoded(file), VOLUME[:, :, 4])
+    for wrong in (np.diag([1, 1, 0, 1]), np.diag([np.nan, 1, 1, 1])):
+        image.header.set_sform(wrong, 1)
+        file.write_bytes(image.header.binaryblock + bytes(4) + np.asarray(image.dataobj).tobytes())
+        refused("leads the axes nowhere", pixels.encoded, file, GREY, kind=DataError)
+
+
+@pytest.mark.parametrize("code", ["RAS", "LPS", "SRA", "IAL", "ASR"])
+def test_a_file_of_one_slice_is_that_slice(tmp_path, code):
+    file, image = tmp_path / "x.nii", nibabel.Nifti1Image(VOLUME[:, :, 4:5], np.eye(4))
+    nibabel.save(turned(code, image), file)
+    np.testing.assert_array_equal(decoded(file), VOLUME[:, :, 4])
+
+
+def test_a_slice_across_the_stored_order_takes_the_memory_that_is_asked_for(tmp_path, monkeypatch):
+    file = tmp_path / "x.nii"
+    image = nibabel.Nifti1Image(np.zeros((64, 64, 640), np.int16), np.eye(4))
+    nibabel.save(turned("SAR", image), file)
+    taken, decoding = [], pixels.decoding
+    monkeypatch.setattr(pixels, "decoding", lambda x: taken.append(x) or decoding(x))
+    window = GREY._replace(window=(0, 1))
+    with at_most(2**-20 * 2 * image.dataobj.nbytes + 2):
+        pixels.encoded(file, window)
+    assert taken[0] >= 2 * image.dataobj.nbytes
+    nibabel.save(image, file)
+    pixels.encoded(file, window)
+    assert taken[-1] < image.dataobj.nbytes  # a slice along the stored order
 
 
 BIG = np.random.default_rng(0).integers(0, 255, (150, 150, 4), np.uint8).repeat(10, 0).repeat(10, 1)

@@ -160,6 +160,11 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
         log(
             f"{files.have(frames, 'file')} several frames or pages: the first is used (NOT PRIVATE)"
         )
+    if num := manifest["unoriented"]:
+        log(
+            f"{files.have(num, 'NIfTI file')} no orientation (sform and qform code 0): used as "
+            "stored, which may be turned or mirrored (NOT PRIVATE)"
+        )
     log(*_lost(manifest), *_unused(examples, options, manifest))
     for file, reason in manifest["left_out"].items():
         reader = listing.READ_BY.get(listing.suffix_of(file), "")

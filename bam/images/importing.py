@@ -30,7 +30,8 @@ with needs("data"):
     import pyarrow.parquet as pq
 
 SHARD = 512  # examples in a file
-RECORD = {"sha256", "num_rows", "left_out", "lost", "numbers"}  # keys of a file in import.json
+# Keys of a file in import.json.
+RECORD = {"sha256", "num_rows", "left_out", "lost", "numbers", "unoriented"}
 ROW_GROUP = 2**19  # decoded bytes in a row group, the part of a file that is read at once
 
 
@@ -140,6 +141,7 @@ def run(
         "first_frames": num_animated,
         "lost": dict(sum((Counter(x["lost"]) for x in written.values()), Counter[str]())),
         "lost_numbers": [min(numbers), max(numbers)] if numbers else [],
+        "unoriented": sum(x["unoriented"] for x in written.values()),
         "left_out": dict(sorted(x for y in written.values() for x in y["left_out"].items())),
         "files": {name: written[name]["sha256"] for name in sorted(written)},
     }
@@ -323,13 +325,14 @@ def _write_shard(
 ) -> JsonObject:
     """Writes a Parquet file; returns its `RECORD`, which says why images are left out."""
     rows, left_out, lost = [], dict[str, str](), Counter[str]()
-    numbers = list[float]()
+    numbers, num_unoriented = list[float](), 0
     for example in shard:
         try:
             picture = encoded(folder, example, options)
             rows.append((example, picture.png))
             lost[picture.lost] += 1
             numbers += picture.numbers or ()
+            num_unoriented += picture.is_unoriented
         except DataError as error:
             if options.strict:
                 raise
@@ -343,6 +346,7 @@ def _write_shard(
         "left_out": left_out,
         "lost": {kind: num for kind, num in sorted(lost.items()) if kind},
         "numbers": [min(numbers), max(numbers)] if numbers else [],
+        "unoriented": num_unoriented,
     }
 
 

@@ -61,6 +61,7 @@ class _Opened(NamedTuple):
     inverted: bool = False  # the least number is white
     pixel_bytes: int = PIXEL_BYTES  # most memory a pixel, for decoding and all that follows
     more_bytes: int = 0  # most memory beyond that, for the file
+    is_unoriented: bool = False  # a volume that does not say where its axes lead
 
     @property
     def num_bytes(self) -> int:
@@ -103,11 +104,13 @@ class Encoded(NamedTuple):
       png: pixels of 8 bits a channel, without metadata.
       lost: one of `LOST`, or "".
       numbers: the least and the largest number of the file, if a window left one colour only.
+      is_unoriented: whether the file is a volume that does not say where its axes lead.
     """
 
     png: bytes
     lost: str = ""
     numbers: tuple[float, float] | None = None
+    is_unoriented: bool = False
 
 
 def encoded(file: Path, preprocessing: Preprocessing) -> Encoded:
@@ -117,14 +120,14 @@ def encoded(file: Path, preprocessing: Preprocessing) -> Encoded:
     resized (Lanczos) until it covers the size, then its middle is cut out.
     """
     written = io.BytesIO()
-    image, size = _fitted(file, preprocessing)
+    image, opened = _fitted(file, preprocessing)
     image.save(written, "PNG")
     colours = image.getcolors(3)  # None: more than three
-    is_small = any(ENLARGED * x < y for x, y in zip(size, preprocessing.size, strict=True))
+    is_small = any(ENLARGED * x < y for x, y in zip(opened.size, preprocessing.size, strict=True))
     lost = LOST[min(len(colours), 2) - 1] if colours else LOST[2] if is_small else ""
     is_emptied = lost == LOST[0] and preprocessing.window is not None
     ends = _ends(file, preprocessing) if is_emptied else None
-    return Encoded(written.getvalue(), lost, ends and ends[:2])
+    return Encoded(written.getvalue(), lost, ends and ends[:2], opened.is_unoriented)
 
 
 def decoded(file: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "h w c"]:
@@ -132,8 +135,8 @@ def decoded(file: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "h w 
     return np.asarray(_fitted(file, preprocessing)[0]).reshape(preprocessing.shape)
 
 
-def _fitted(file: Path, preprocessing: Preprocessing) -> tuple[Image.Image, tuple[int, int]]:
-    """The picture in its size, and the height and width of the file."""
+def _fitted(file: Path, preprocessing: Preprocessing) -> tuple[Image.Image, _Opened]:
+    """The picture in its size, and what the header of the file says."""
     result = PIXEL_BYTES * math.prod(preprocessing.size)
     with open_pixels(file, preprocessing) as opened, decoding(opened.num_bytes + result):
         image = opened.read()
@@ -145,7 +148,7 @@ def _fitted(file: Path, preprocessing: Preprocessing) -> tuple[Image.Image, tupl
         image = image.convert(MODES[preprocessing.channels])
         fitted = ImageOps.fit(image, preprocessing.size[::-1], Image.Resampling.LANCZOS)
         fitted.info.clear()
-    return fitted, opened.size
+    return fitted, opened
 
 
 def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
@@ -405,9 +408,10 @@ def _array(numbers: np.ndarray) -> _Opened:
 
 
 def _nifti(file: Path) -> _Opened:
-    """The middle slice of a volume along its last axis; the first axis is the rows.
+    """The middle slice of a volume whose axes lead to the right, the front and the top (RAS+).
 
-    Only the header is parsed: the extensions behind it could declare any size.
+    The first of them is the rows, and the slice is taken along the last. Only the header is parsed:
+    the extensions behind it could declare any size.
     """
     with needs("nifti"):
         import nibabel
@@ -422,12 +426,49 @@ def _nifti(file: Path) -> _Opened:
     shape = stored.shape
     if len(shape) < 2 or math.prod(shape[3:]) > 1 or math.prod(shape) > 2**30:
         raise InputError(f"shape {shape}, not two or three axes of at most {2**30:,} voxels")
+    axes = _nifti_axes(header, shape)
+    (rows, _), (columns, _), *through = axes or [(k, False) for k in range(len(shape))]
+    index: list[Any] = [slice(None)] * len(shape)
+    for axis, is_flipped in through:
+        middle = shape[axis] // 2
+        index[axis] = shape[axis] - 1 - middle if is_flipped else middle
     plain = (stored.slope, stored.inter) == (1, 0)
-    middle = (slice(None), slice(None), *(x // 2 for x in shape[2:]))
     opened = _array(np.empty((0, 0), stored.dtype if plain else np.float64))
     pixel_bytes = PIXEL_BYTES + 8 * stored.dtype.itemsize
-    read = lambda: np.asarray(stored[middle])  # noqa: E731
-    return opened._replace(size=shape[:2], read=read, pixel_bytes=pixel_bytes)
+    # A slice across the stored order may be read with all that lies between its numbers.
+    volume = 0 if {rows, columns} == {0, 1} else 2 * math.prod(shape) * stored.dtype.itemsize
+
+    def read() -> np.ndarray:
+        image = np.asarray(stored[tuple(index)])
+        image = image.T if rows > columns else image
+        steps = (-1 if is_flipped else 1 for _, is_flipped in axes[:2])
+        return image[tuple(slice(None, None, x) for x in steps)]
+
+    return opened._replace(
+        size=(shape[rows], shape[columns]), read=read, pixel_bytes=pixel_bytes, more_bytes=volume,
+        is_unoriented=not axes,
+    )  # fmt: skip
+
+
+def _nifti_axes(header: Any, shape: tuple[int, ...]) -> list[tuple[int, bool]]:
+    """The stored axes in the order right, front, top, each with whether it leads the other way.
+
+    Axes of one voxel come last, so a file of one slice is that slice. [] if neither a qform nor a
+    sform says where the axes lead.
+    """
+    import nibabel
+
+    affine = header.get_sform(coded=True)[0]
+    affine = header.get_qform(coded=True)[0] if affine is None else affine
+    if affine is None:
+        return []
+    if not np.isfinite(affine).all() or not np.linalg.det(affine[:3, :3]):
+        raise InputError("its affine (sform or qform) leads the axes nowhere; save it anew")
+    target, sign = nibabel.orientations.io_orientation(affine).T
+    sizes = (*shape[:3], 1)[:3]
+    ordered = sorted(range(3), key=lambda k: (sizes[k] == 1, target[k]))
+    others = [(k, False) for k in range(3, len(shape))]
+    return [(k, bool(sign[k] < 0)) for k in ordered if k < len(shape)] + others
 
 
 def _dicom_header(stream: BinaryIO) -> Any:
