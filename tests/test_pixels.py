@@ -164,7 +164,7 @@ def dicom(numbers, photometric="MONOCHROME2", syntax=uid.ExplicitVRLittleEndian,
     data = pydicom.Dataset()
     data.file_meta = pydicom.dataset.FileMetaDataset()
     data.file_meta.TransferSyntaxUID = syntax
-    data.SOPClassUID = data.SOPInstanceUID = uid.SecondaryCaptureImageStorage
+    data.SOPClassUID = data.SOPInstanceUID = uid.ComputedRadiographyImageStorage
     data.PatientName, data.PatientID = "Doe^Jane", " p7 "
     data.Rows, data.Columns = numbers.shape[:2]
     data.SamplesPerPixel = 3 if numbers.ndim == 3 else 1
@@ -747,6 +747,92 @@ def test_the_user_of_a_dicom_file_is_its_patient_and_nothing_else_is_kept(tmp_pa
     refused("no PatientID", pixels.dicom_user, file, kind=DataError)
     file.write_bytes(KINDS["GIF"][1])
     refused("x.dcm", pixels.dicom_user, file, kind=DataError)
+
+
+SC = uid.SecondaryCaptureImageStorage
+TYPES = {  # tags of a DICOM file -> what it is, if it is no plain scan
+    "plain": ({}, ""),
+    "original": ({"ImageType": ["ORIGINAL", "PRIMARY", "AXIAL"]}, ""),
+    "reformatted": ({"ImageType": ["DERIVED", "SECONDARY", "MPR"]}, ""),
+    "digitized film": ({"ConversionType": "DF"}, ""),
+    "no letters": ({"BurnedInAnnotation": "NO"}, ""),
+    "visible light": ({"SOPClassUID": uid.VLPhotographicImageStorage}, ""),
+    "localizer": ({"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}, "localizers"),
+    "topogram": ({"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER", "CT_SOM5 TOP"]}, "localizers"),
+    "one type": ({"ImageType": "LOCALIZER"}, "localizers"),
+    "secondary capture": ({"SOPClassUID": SC}, "secondary captures"),
+    "many captures": ({"SOPClassUID": f"{SC}.2"}, "secondary captures"),
+    "screen": ({"ImageType": ["DERIVED", "SECONDARY", "SCREEN SAVE"]}, "secondary captures"),
+    "workstation": ({"ConversionType": "WSD"}, "secondary captures"),
+    "scanned document": ({"ConversionType": "SD"}, "secondary captures"),
+    "burnt in": ({"BurnedInAnnotation": "YES"}, pixels.BURNT_IN),
+    "burnt into a capture": ({"BurnedInAnnotation": "YES", "SOPClassUID": SC}, pixels.BURNT_IN),
+    "segmentation": ({"SOPClassUID": uid.SegmentationStorage}, "segmentations"),
+}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_dicom_file_that_is_no_plain_scan_says_so(tmp_path, kind):
+    tags, expected = TYPES[kind]
+    file = tmp_path / "IM0001"  # without a suffix
+    file.write_bytes(dicom(full(9), **tags))
+    assert pixels.dicom_type(file) == expected
+
+
+def test_what_is_no_dicom_or_cannot_be_read_has_no_type(tmp_path):
+    for name, content in {"x.png": saved(flat(7)), "y.dcm": b"nothing", "z.dcm": b""}.items():
+        (tmp_path / name).write_bytes(content)
+        assert pixels.dicom_type(tmp_path / name) == ""
+    assert pixels.dicom_type(tmp_path / "missing.dcm") == ""
+    assert pixels.dicom_type(tmp_path) == ""
+
+
+@pytest.mark.parametrize("in_table", (False, True))
+def test_dicom_files_that_are_no_plain_scans_are_counted_and_left_out(tmp_path, in_table):
+    folder, rows = tmp_path / "in", ["file,label"]
+    kinds = [*["plain"] * 20, "localizer", "localizer", "workstation", "burnt in", "segmentation"]
+    for number, kind in enumerate(kinds):
+        place = folder / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number}.dcm").write_bytes(dicom(full(number, np.uint8), **TYPES[kind][0]))
+        rows.append(f"{'ab'[number % 2]}/{number}.dcm,{'ab'[number % 2]}")
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    flags = ["--size=4x6", "--channels=1", "--test=0.4", "--window=0,255"]
+    flags += [f"--labels={tmp_path / 't.csv'}", "--classes=a,b"] if in_table else []
+    run = lambda out, *more: run_command(  # noqa: E731
+        "bam", "data", "import", str(folder), f"--out={tmp_path / out}", *flags, *more
+    )
+    done = run("out")
+    assert done.returncode == 0, done.stderr
+    for line in (
+        "2 DICOM files (localizers), as a/20.dcm: left out; --all_dicom imports them",
+        "1 DICOM file (pictures with burnt-in annotation, which may show a patient's name), as b",
+        "25 images: ",
+        "0 left out, 2 localizers, ",
+        ", 1 pictures with burnt-in annotation",
+        ", 1 secondary captures",
+        ", 1 segmentations",
+    ):
+        assert line in done.stdout, done.stdout
+    assert sum(importing.read_manifest(tmp_path / "out")["num_examples"].values()) == 20
+    done = run("all", "--all_dicom")
+    assert done.returncode == 0 and "), as a/20.dcm: imported by --all_dicom" in done.stdout
+    assert sum(importing.read_manifest(tmp_path / "all")["num_examples"].values()) == 25
+
+
+def test_a_class_of_captures_alone_is_refused_with_the_flag_that_imports_it(tmp_path):
+    folder, out = tmp_path / "in", tmp_path / "out"
+    for number in range(12):
+        place = folder / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        tags = {"SOPClassUID": SC} if number % 2 and number > 2 else {}
+        (place / f"{number}.dcm").write_bytes(dicom(full(number, np.uint8), **tags))
+    flags = (f"--out={out}", "--size=4x6", "--test=0.4")
+    done = run_command("bam", "data", "import", str(folder), *flags)
+    assert done.returncode == 2 and not out.exists()
+    why = "one image of class b is left without 5 secondary captures: add --all_dicom"
+    assert why in done.stderr
+    assert run_command("bam", "data", "import", str(folder), *flags, "--all_dicom").returncode == 0
 
 
 def test_the_command_takes_users_from_dicom_files_and_names_what_has_none(tmp_path):

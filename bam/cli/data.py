@@ -98,6 +98,7 @@ def _listed(flags: FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
         if flags.test_folder:
             more = listing.in_class_folders(test, split="test", **options)
             listed = listing.with_test(listed, more, folder, test, log)
+    listed = importing.without_other_dicom(folder, listed, flags.all_dicom, log)
     separator = "," * (_kind(flags) == "several")
     return listed._replace(examples=_mapped(listed.examples, flags.map, separator, log))
 

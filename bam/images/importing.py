@@ -23,7 +23,8 @@ from bam.data.preprocessing import Preprocessing, Target
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.images import pixels
-from bam.images.listing import SPLITS, Example
+from bam.images.listing import SPLITS, Example, Listed
+from bam.images.rows import Log
 
 with needs("data"):
     import pyarrow as pa
@@ -147,6 +148,39 @@ def run(
     }
     files.write_json(out / MANIFEST, result)
     return result
+
+
+def without_other_dicom(
+    folder: Path, listed: Listed, all_dicom: bool, log: Log = lambda line: None
+) -> Listed:
+    """The images without DICOM files that are no plain scans, by `pixels.dicom_type`.
+
+    They are counted. With `all_dicom` they stay. The header of a file decides on it alone.
+
+    Raises:
+      DataError: if no image is left, or of a class that a folder names fewer than two.
+    """
+    types = {x: pixels.dicom_type(folder / x.file) for x in listed.examples}
+    counts = Counter(filter(None, types.values()))
+    for kind, num in sorted(counts.items()):
+        first = min(x.file for x, y in types.items() if y == kind)
+        danger = ", which may show a patient's name" * (kind == pixels.BURNT_IN)
+        done = "imported by --all_dicom" if all_dicom else "left out; --all_dicom imports them"
+        num_files = files.counted(num, "DICOM file")
+        log(f"NOT PRIVATE: {num_files} ({kind}{danger}), as {first}: {done}")
+    if all_dicom or not counts:
+        return listed
+    rest = [x for x in listed.examples if not types[x]]
+    images = Counter(x.label for x in rest)
+    few = sorted(
+        {x.label for x in listed.examples if types[x] and not x.row and images[x.label] < 2}
+    )
+    if few or not rest:
+        kinds = ", ".join(f"{num:,} {kind}" for kind, num in sorted(counts.items()))
+        of_class = f" of class {few[0]}" * bool(few)
+        left = "one image" if few and images[few[0]] else "no image"
+        raise DataError(f"{folder}: {left}{of_class} is left without {kinds}: add --all_dicom")
+    return listed._replace(examples=rest, unused=listed.unused + counts)
 
 
 def check(examples: Sequence[Example], options: Options) -> None:

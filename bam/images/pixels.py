@@ -45,6 +45,11 @@ _NO_IMAGE = {  # first bytes of a failed download -> the error
     b"version https://git-lfs": "a Git LFS pointer, not the image; run git lfs pull",
     **dict.fromkeys((b"<!doctype html", b"<html"), "a web page, not an image; download it again"),
 }
+DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
+BURNT_IN = "pictures with burnt-in annotation"
+_SECONDARY = "1.2.840.10008.5.1.4.1.1.7"  # SOP classes of DICOM, also with more numbers behind
+_SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66"
+_TYPES = ["ImageType", "SOPClassUID", "ConversionType", "BurnedInAnnotation"]
 TURNS = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF's orientation -> Pillow's transpose
 
 decoding_room = {"free": DECODING}
@@ -227,8 +232,37 @@ def dicom_tags(file: Path, names: Sequence[str]) -> list[str]:
     if not file.is_file():  # opening a pipe would wait
         raise DataError(f"{file}: not an ordinary file")
     with _one_line(file), file.open("rb") as stream:
-        header = _dicom_header(stream)
+        header = _dicom_header(stream, list(names))
         return [str(header.get(name) or "").strip() for name in names]
+
+
+def dicom_type(file: Path) -> str:
+    """Says by its header what kind of picture a DICOM file is, if it is no plain scan; else "".
+
+    A file that cannot be read, or is not DICOM, is "", too: decoding it says more.
+    """
+    with contextlib.suppress(DataError, OSError):
+        if not file.is_file() or not _is_dicom(_head(file), file.name):
+            return ""
+        kind, sop, conversion, burnt_in = (x.upper() for x in dicom_tags(file, _TYPES))
+        if burnt_in == "YES":
+            return BURNT_IN
+        if "LOCALIZER" in kind:
+            return "localizers"
+        is_screen = "SCREEN" in kind or conversion in ("WSD", "SD", "DRW", "SYN")
+        if is_screen or f"{sop}.".startswith(f"{_SECONDARY}."):
+            return "secondary captures"
+        return "segmentations" if f"{sop}.".startswith(f"{_SEGMENTATION}.") else ""
+    return ""
+
+
+def _head(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(132)
+
+
+def _is_dicom(head: bytes, name: str) -> bool:
+    return head[128:132] == b"DICM" or name.lower().endswith(DICOM_SUFFIXES)
 
 
 @contextlib.contextmanager
@@ -269,7 +303,7 @@ def open_pixels(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
             raise InputError(f"{num_bytes:,} bytes; at most {DECODING:,}")
         if head.startswith(b"\x93NUMPY"):
             opened = _array(np.load(file, mmap_mode="r", allow_pickle=False))
-        elif head[128:] == b"DICM" or name.endswith((".dcm", ".dicom", ".ima")):
+        elif _is_dicom(head, name):
             opened = _dicom(stream, preprocessing.window)
         elif name.endswith((".nii", ".nii.gz")):
             opened = _nifti(file)
@@ -471,15 +505,15 @@ def _nifti_axes(header: Any, shape: tuple[int, ...]) -> list[tuple[int, bool]]:
     return [(k, bool(sign[k] < 0)) for k in ordered if k < len(shape)] + others
 
 
-def _dicom_header(stream: BinaryIO) -> Any:
-    """The tags of a DICOM file, without its pixels."""
+def _dicom_header(stream: BinaryIO, tags: list[Any] | None = None) -> Any:
+    """All tags of a DICOM file, or those named, without its pixels."""
     with needs("dicom"):
         import pydicom
     pydicom.config.logger.setLevel(logging.CRITICAL + 1)  # `_one_line` reports its errors
     meta = pydicom.filereader.read_file_meta_info(stream.name)
     if meta.get("TransferSyntaxUID") == pydicom.uid.DeflatedExplicitVRLittleEndian:
         raise InputError("a deflated DICOM file, whose size is unknown; save it uncompressed")
-    return pydicom.dcmread(stream, stop_before_pixels=True)
+    return pydicom.dcmread(stream, stop_before_pixels=True, specific_tags=tags)
 
 
 def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:

@@ -94,7 +94,7 @@ def write_scans(folder: Path, num: int = 900) -> None:
         scan = pydicom.Dataset()
         scan.file_meta = pydicom.dataset.FileMetaDataset()
         scan.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
-        scan.SOPClassUID = scan.SOPInstanceUID = pydicom.uid.SecondaryCaptureImageStorage
+        scan.SOPClassUID = scan.SOPInstanceUID = pydicom.uid.CTImageStorage
         scan.PatientID, scan.PatientName = f"P{number // 2:04d}", "Doe^Jane"
         scan.Rows, scan.Columns = numbers.shape
         scan.SamplesPerPixel, scan.PhotometricInterpretation = 1, "MONOCHROME2"
