@@ -160,9 +160,9 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     return "".join(str(line(row)).removesuffix("\r\n") + "\n" for row in safe)
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, mode: int = 0o666) -> None:
     """Writes strict, indented JSON, all or nothing; NaN and infinity are refused."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", mode)
 
 
 def write_text(path: Path, text: str, mode: int = 0o666) -> None:

@@ -1,6 +1,8 @@
 """A folder of images of any kind becomes one data set: same input, same bytes, and no surprise."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -87,6 +89,39 @@ def test_the_same_input_gives_the_same_bytes_and_a_stopped_import_goes_on(
     picture(99).save(folder / "disc" / "0.png")  # another image of the same name
     with pytest.raises(DataError, match="choose another --out"):
         made(folder, tmp_path / "two")
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o077])
+def test_what_is_imported_is_for_its_owner_alone_whatever_the_umask(
+    folder, tmp_path, monkeypatch, umask
+):
+    monkeypatch.setattr(importing, "SHARD", 8)
+    out, sheet = tmp_path / "out", tmp_path / "sheet.png"
+    seen, replace = set(), Path.replace
+
+    def noted(partial, path):  # before a file has its name, it has its content
+        seen.add((partial.suffix, partial.stat().st_mode & 0o777))
+        return replace(partial, path)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    before = os.umask(umask)
+    try:
+        (tmp_path / "plain").write_bytes(b"")  # the control
+        out.mkdir(mode=0o755)
+        made(folder, out, num_workers=2)
+        sheet_flags = ("bam", "data", "show", str(out), f"--out={sheet}")
+        assert run_command(*sheet_flags).returncode == 0
+        assert out.stat().st_mode & 0o777 == 0o700
+        assert {x.stat().st_mode & 0o777 for x in (*out.iterdir(), sheet)} == {0o600}
+        assert seen == {(".part", 0o600), (".partial", 0o600)}
+        # A part that a crash left open to others does not stay so.
+        (name := next(out.glob("*.parquet"))).unlink()
+        name.with_suffix(".part").touch(mode=0o666)
+        made(folder, out)
+        assert name.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
+    assert (tmp_path / "plain").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
 @pytest.mark.parametrize("change", [lambda x: b"", lambda x: x[:-1], lambda x: b"\0" * len(x)])

@@ -33,6 +33,7 @@ with needs("data"):
 SHARD = 512  # examples in a file
 # Keys of a file in import.json.
 RECORD = {"sha256", "num_rows", "left_out", "lost", "numbers", "unoriented"}
+PRIVATE = 0o600  # permissions of each file
 ROW_GROUP = 2**19  # decoded bytes in a row group, the part of a file that is read at once
 
 
@@ -98,11 +99,13 @@ def run(
         )
     num_animated = pixels.check_ranges([folder / x.file for x in examples], options.preprocessing)
     on_checked()
-    files.make_folder(out)
+    # It holds pixels, labels and ids. A folder that was there may be open to others.
+    files.make_folder(out, mode=0o700)
+    out.chmod(0o700)
     # A file is written again if an older bam recorded fewer keys of it.
     is_complete = lambda name, x: x.keys() >= RECORD and _has(out / name, x["sha256"])  # noqa: E731
     written = {name: x for name, x in recorded.get("files", {}).items() if is_complete(name, x)}
-    files.write_json(journal, {"identity": identity, "files": written})
+    files.write_json(journal, {"identity": identity, "files": written}, PRIVATE)
     with concurrent.futures.ThreadPoolExecutor(max(1, num_workers)) as pool:  # Pillow frees the GIL
         waiting = {
             pool.submit(_write_shard, folder, shard, out / name, options): name
@@ -113,7 +116,7 @@ def run(
             for one in concurrent.futures.as_completed(waiting):
                 written[waiting[one]] = one.result()
                 record = {"identity": identity, "files": dict(sorted(written.items()))}
-                files.write_json(journal, record)
+                files.write_json(journal, record, PRIVATE)
                 on_shard(len(written), len(shards))
             num_rows = [(name.partition("-")[0], x["num_rows"]) for name, x in written.items()]
             counts = {split: sum(n for s, n in num_rows if s == split) for split in SPLITS}
@@ -146,7 +149,7 @@ def run(
         "left_out": dict(sorted(x for y in written.values() for x in y["left_out"].items())),
         "files": {name: written[name]["sha256"] for name in sorted(written)},
     }
-    files.write_json(out / MANIFEST, result)
+    files.write_json(out / MANIFEST, result, PRIVATE)
     return result
 
 
@@ -406,12 +409,15 @@ def write(pngs: Sequence[bytes], examples: Sequence[Example], path: Path, option
     if any(x.user for x in examples):
         columns["user"] = pa.array([x.user for x in examples], pa.string())
     partial = path.with_suffix(".part")
+    # A file that a crash left would keep its permissions, which may be wider.
+    partial.unlink(missing_ok=True)
     # Small row groups, because a streamed data set reads the whole group of each image.
     group_size = max(1, ROW_GROUP // math.prod(options.preprocessing.shape))
-    pq.write_table(
-        pa.table(columns, metadata=metadata), partial, compression="none",
-        row_group_size=group_size, use_dictionary=["label", "user"],
-    )  # fmt: skip
+    with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, PRIVATE)) as file:
+        pq.write_table(
+            pa.table(columns, metadata=metadata), file, compression="none",
+            row_group_size=group_size, use_dictionary=["label", "user"],
+        )  # fmt: skip
     files.replace(partial, path)
 
 
