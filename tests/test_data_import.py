@@ -376,10 +376,10 @@ def test_a_target_is_learned_in_its_scale_and_predicted_in_its_units(tmp_path, m
     (tmp_path / "t.csv").write_text("\n".join(rows))
     base = ("bam", "data", "import", "top", "--size=8", "--labels=t.csv", "--label_column=kg")
     plain = run_command(*base, "--out=plain", "--number")
-    assert "add --target_offset and --target_scale" in plain.stdout
+    assert "give other --target_offset and --target_scale" in plain.stdout
     scaled = ("--target_offset=70", "--target_scale=0.5")
     done = run_command(*base, "--out=out", "--number", *scaled)
-    assert done.returncode == 0 and "labels reach" not in done.stdout, done.stderr
+    assert done.returncode == 0 and "labels lie" not in done.stdout, done.stderr
     table = pq.read_table(next((tmp_path / "out").glob("train*")))
     assert set(table["label"].to_pylist()) == {0.0, 1.0}
     command = shlex.split(done.stdout.splitlines()[-1].removeprefix("train on them: "))

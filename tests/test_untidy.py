@@ -587,9 +587,13 @@ def test_users_of_most_images_or_of_two_spellings_are_counted(tmp_path):
     assert leaked(top, [("none.png", "A", x) for x in "pqrs"]) == ""
 
 
-def test_numbers_that_no_network_reaches_are_named(tmp_path):
-    options, large = OPTIONS._replace(kind="number", classes=()), "labels reach 1e+06"
-    assert large in leaked(tmp_path, [("a", "-1e6", "p"), ("b", "2", "q")], options=options)
+def test_numbers_that_no_network_reaches_are_named_without_the_largest(tmp_path):
+    options, large = OPTIONS._replace(kind="number", classes=()), "labels lie beyond 30, and"
+    for most in ("-1e6", "123.5", "30.5"):  # one line, whoever has the largest
+        lines = leaked(tmp_path, [("a", most, "p"), ("b", "2", "q")], options=options)
+        assert large in lines and lines == leaked(
+            tmp_path, [("a", "777", "p"), ("b", "2", "q")], options=options
+        )
     assert leaked(tmp_path, [("a", "-3", "p"), ("b", "2", "q")], options=options) == ""
 
 

@@ -444,10 +444,12 @@ are public.
                  "PatientID: from DICOM files, if no column has it; '': no users"),
             Flag("split_column", "", "column of --labels: train or test; '': drawn by hash"),
             Flag("number", False, "labels are numbers, not names of classes"),
-            Flag("target_offset", 0.0, "with --number: a public number near the labels' mean"),
+            Flag("target_offset", 0.0, "with --number: a number near the labels' mean; it is "
+                 "published with the model, so take it from elsewhere, not from these labels"),
             Flag(
-                "target_scale", 1.0, "with --number: a public number near the labels' spread; the "
-                "model learns (label - offset) / scale, and predictions are in the labels' unit",
+                "target_scale", 1.0, "with --number: a number near the labels' spread, published, "
+                "too; the model learns (label - offset) / scale, and predictions are in the "
+                "labels' unit",
             ),
             Flag("map", (), "FROM:TO: replace labels, as yes:1,no:0"),
             Flag(

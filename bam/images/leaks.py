@@ -17,7 +17,7 @@ from bam.images import importing, pixels
 from bam.images.listing import Example
 
 FEW = 10  # test images of a class; with fewer its figures are mostly chance
-LARGE = 30  # a label that a few hundred clipped steps hardly reach
+LARGE = 30  # a label beyond it is hardly reached by a few hundred clipped steps
 ALIKE = 8  # largest difference (255: black to white) between pixels of pictures that look alike
 
 
@@ -73,10 +73,12 @@ def lines(
         )
     target = Target(*(options.preprocessing.target or ()))
     numbers = [target.learned(float(x)) for x in labels if options.kind == "number"]
-    if (most := max(map(abs, numbers), default=0)) > LARGE:
+    if max(map(abs, numbers), default=0) > LARGE:
+        # Not how far: the two numbers are published, and this one is somebody's.
         warnings.append(
-            f"labels reach {most:,.4g}, which a network that begins near 0 learns slowly: add "
-            "--target_offset and --target_scale, public numbers near the mean and the spread"
+            f"labels lie beyond {LARGE}, and a network that begins near 0 learns them slowly: give "
+            "other --target_offset and --target_scale, numbers near the mean and the spread that "
+            "you know from elsewhere, because they are published"
         )
     warnings = [f"NOT PRIVATE: {x}" for x in warnings + _user_warnings(examples)]
     if not users[0]:
