@@ -450,9 +450,23 @@ def test_a_folder_of_images_beside_a_table_of_their_labels_says_so(tmp_path):
 NUMBERS = {  # values of a table with semicolons -> labels, or "!" and the error
     "89,5 -1,25 7": "89.5 -1.25 7",
     "1,5 1,234": "1.5 1.234",
-    "1,234 5": "!1.png: '1,234' may have a decimal comma or thousands: write 1.234 or 1234",
+    "1,234 5": "!1.png: '1,234' may have decimals or thousands: write 1.2340 or 1234$",
+    "1.2340 5": "1.2340 5",  # as the error says
+    "0,125 5": "0.125 5",  # no thousands begin with 0
     "1.234,5 7": "1.234,5 7",  # refused with the labels
     "5 1,2,3": "5 1,2,3",
+    "841 41.480": "!row 3: A/2.png: '41.480' may have decimals or .*: write 41.4800 or 41480$",
+    "841.000 41.480": "!'841.000' may have decimals or thousands: write 841.0000 or 841000$",
+    "841 -41.480": "!'-41.480' may have .* write -41.4800 or -41480$",
+    "841 41480": "841 41480",
+    "841 41.4800 1.480": "841 41.4800 1.480",
+    "841 0.125": "841 0.125",
+    "841 1.5 1.234": "841 1.5 1.234",
+    "841 1234.567 1.234": "841 1234.567 1.234",
+    "5,5 1.234": "!'1.234' may have",
+    "1.5 1,234": "!'1,234' may have",
+    "1e3 .5 1.234": "1e3 .5 1.234",
+    "1.234.567 7": "1.234.567 7",  # refused with the labels
 }
 
 
@@ -468,6 +482,45 @@ def test_a_decimal_comma_is_a_point_where_it_can_be_nothing_else(tmp_path, value
         assert " ".join(x.label for x in read().examples) == NUMBERS[values]
     (tmp_path / "t.csv").write_text('file,label\nA/1.png,"89,5"\n')
     assert read().examples[0].label == "89,5"  # is refused: it may be one of thousands
+
+
+POINTS = {  # a table of numbers that may be thousands -> whether it is refused
+    "semicolons": ("t.csv", "file;label\nA/1.png;41.480\nA/2.png;12.250\n", True),
+    "semicolons, as classes": ("t.csv", "file;label\nA/1.png;41.480\nA/2.png;841\n", False),
+    "tabs and a whole number": ("t.tsv", "file\tlabel\nA/1.png\t41.480\nA/2.png\t841\n", True),
+    "tabs and fixed digits": ("t.tsv", "file\tlabel\nA/1.png\t41.480\nA/2.png\t84.125\n", False),
+    "commas": ("t.csv", "file,label\nA/1.png,41.480\nA/2.png,841\n", False),
+    "JSON": ("t.jsonl", '{"file": "A/1.png", "label": 41.125}\n{"file": "A/2.png", "label": 841.0}',
+        False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", POINTS)
+def test_a_point_that_may_mark_thousands_is_refused_where_a_comma_is_decimal(tmp_path, kind):
+    name, content, is_refused = POINTS[kind]
+    top, columns = tree(tmp_path / "x", TWO), {"file": "file", "label": "label"}
+    (tmp_path / name).write_text(content)
+    number = "classes" not in kind
+    read = lambda: listing.in_table(top, tmp_path / name, columns, number=number)  # noqa: E731
+    if is_refused:
+        refused("A/1.png: '41.480' may have decimals or thousands", read, kind=DataError)
+    else:
+        assert read().examples[0].label in ("41.480", "41.125")
+
+
+HINTS = {  # a label that is no number -> what to write
+    "89,5": "89.5", "1,234": "1.234 or 1234", "1.234,5": "1234.5", "1,234.5": "1234.5",
+    "1 234": "1234", "1'234": "1234", "-1\u202f234\u202f567,8": "-1234567.8",
+    "1.234.567": "1234567", "12.34.567": "", "x": "", "1,2,3": "", "": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("label", HINTS)
+def test_a_label_with_marks_of_thousands_is_refused_with_what_to_write(tmp_path, label):
+    options = OPTIONS._replace(kind="number", classes=())
+    examples = [listing.Example("A/1.png", label, "", "train", 5)]
+    hint = f": write {re.escape(HINTS[label])}" * bool(HINTS[label])
+    refused(f"is not a finite number{hint}$", importing.check, examples, options, kind=DataError)
 
 
 def test_a_folder_of_test_images_has_its_own_place(tmp_path):

@@ -22,9 +22,8 @@ from bam.data.common import MANIFEST, DataError, manifest
 from bam.data.preprocessing import Preprocessing, Target
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.images import pixels
+from bam.images import pixels, rows
 from bam.images.listing import SPLITS, Example, Listed
-from bam.images.rows import Log
 
 with needs("data"):
     import pyarrow as pa
@@ -154,7 +153,7 @@ def run(
 
 
 def without_other_dicom(
-    folder: Path, listed: Listed, all_dicom: bool, log: Log = lambda line: None
+    folder: Path, listed: Listed, all_dicom: bool, log: rows.Log = lambda line: None
 ) -> Listed:
     """The images without DICOM files that are no plain scans, by `pixels.dicom_type`.
 
@@ -236,8 +235,9 @@ def _wrong(label: str, options: Options) -> str:
     if options.kind == "class" and label not in names:
         return f"is not one of the classes {names}"
     if options.kind == "number" and not _finite(label):
-        hint = f": write {point}" if _finite(point := label.replace(",", ".")) else ""
-        return f"is not a finite number{hint}"
+        others = dict.fromkeys((label.replace(",", "."), rows.without_thousands(label)))
+        hint = " or ".join(filter(_finite, others))
+        return f"is not a finite number{hint and ': write '}{hint}"
     if options.kind == "number" and not math.isfinite(_number(label, options)):
         return "is too large for float32: set --target_offset and --target_scale"
     values = label.split(",")
@@ -361,12 +361,12 @@ def _write_shard(
     folder: Path, shard: Sequence[Example], path: Path, options: Options
 ) -> JsonObject:
     """Writes a Parquet file; returns its `RECORD`, which says why images are left out."""
-    rows, left_out, lost = [], dict[str, str](), Counter[str]()
+    pictures, left_out, lost = [], dict[str, str](), Counter[str]()
     numbers, num_unoriented = list[float](), 0
     for example in shard:
         try:
             picture = encoded(folder, example, options)
-            rows.append((example, picture.png))
+            pictures.append((example, picture.png))
             lost[picture.lost] += 1
             numbers += picture.numbers or ()
             num_unoriented += picture.is_unoriented
@@ -376,10 +376,10 @@ def _write_shard(
             # Without the folder, which may be the temporary copy of an archive.
             file = " ".join(str(folder / example.file).split())  # as an error spells it
             left_out[example.file] = str(error).replace(file, example.file)
-    write([x for _, x in rows], [x for x, _ in rows], path, options)
+    write([x for _, x in pictures], [x for x, _ in pictures], path, options)
     return {
         "sha256": sha256(path),
-        "num_rows": len(rows),
+        "num_rows": len(pictures),
         "left_out": left_out,
         "lost": {kind: num for kind, num in sorted(lost.items()) if kind},
         "numbers": [min(numbers), max(numbers)] if numbers else [],

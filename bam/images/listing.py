@@ -222,7 +222,8 @@ def in_table(
         new = _in_rows(folder, path, lines, present, _finder(folder, path, images))
         if not new:
             raise DataError(f"{path}: has no rows")
-        new = _with_points(path, new) if number and lines.has_commas else new
+        if number and lines.has_commas:
+            new = _with_points(path, new, lines.separator)
         examples += new if "split" in present else [x._replace(split=split) for x in new]
         if "user" not in present:
             _warn_of_ids(lines, present, len(new), log)
@@ -319,15 +320,29 @@ def _users(row: Sequence[object], indices: list[int], location: str) -> list[str
     return [x.replace("\\", "\\\\").replace(",", "\\,") for x in ids] if ids[1:] else ids
 
 
-def _with_points(table: Path, examples: list[Example]) -> list[Example]:
-    """Examples with decimal points for decimal commas; DataError if a comma may mark thousands."""
-    with_comma = [x for x in examples if rows.decimal(x.label) != x.label]
-    if with_comma and all(len(x.label.partition(",")[2]) == 3 for x in with_comma):
-        first = with_comma[0]
-        raise DataError(
-            f"{table}: {first.place}: {first.label!r} may have a decimal comma or thousands: write "
-            f"{rows.decimal(first.label)} or {first.label.replace(',', '')}"
-        )
+def _with_points(table: Path, examples: list[Example], separator: str) -> list[Example]:
+    """Examples with decimal points for decimal commas; DataError if a mark may be of thousands.
+
+    Points may, if no number shows that they do not, in three kinds of tables: those whose values
+    are separated by semicolons, as where the comma is the decimal mark, those with a decimal comma,
+    and other texts with whole numbers, because next to 41.480 with fixed digits 841 is 841.000.
+    """
+    labels = {x.label for x in examples}
+    commas = {x for x in labels if rows.decimal(x) != x}
+    points = {x for x in labels if x.count(".") == 1 and "," not in x}
+    is_mixed = bool(separator) and any(x.lstrip("+-").isdecimal() for x in labels)
+    doubtful = set[str]()
+    if all(map(rows.may_be_thousands, commas)):
+        doubtful |= commas
+    if all(map(rows.may_be_thousands, points)) and (separator == ";" or commas or is_mixed):
+        doubtful |= points
+    for example in examples:
+        if example.label in doubtful:
+            point, whole = example.label.replace(",", "."), re.sub("[.,]", "", example.label)
+            raise DataError(
+                f"{table}: {example.place}: {example.label!r} may have decimals or thousands: "
+                f"write {point}0 or {whole}"
+            )
     return [x._replace(label=rows.decimal(x.label)) for x in examples]
 
 

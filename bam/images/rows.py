@@ -33,13 +33,18 @@ class Rows(NamedTuple):
       header: names of the columns.
       values: the values of each row, of any types, possibly fewer or more than names.
       first: the number of the first row, as a spreadsheet or an editor counts it.
-      has_commas: whether values may hold commas, because another character separates them.
+      separator: the character between values; "" for a format that needs none.
     """
 
     header: list[str]
     values: list[Sequence[object]]
     first: int = 1
-    has_commas: bool = True
+    separator: str = ""
+
+    @property
+    def has_commas(self) -> bool:
+        """Whether values may hold commas, because another character separates them."""
+        return self.separator != ","
 
 
 def read(table: Path, columns: Sequence[str], log: Log) -> Rows:
@@ -87,7 +92,7 @@ def _from_csv(table: Path, columns: list[str], log: Log) -> Rows:
         location = f"{table}: line {lines.line_num}"
         raise DataError(f"{location}: not a readable CSV file: {error}") from error
     first_row = 2 + len(decoded) - len(content)
-    return Rows([text(x) for x in header], list(values), first_row, separator != ",")
+    return Rows([text(x) for x in header], list(values), first_row, separator)
 
 
 def _from_json(table: Path, log: Log) -> Rows:
@@ -181,6 +186,20 @@ def text(value: object) -> str:
 def decimal(value: str) -> str:
     """A number with a decimal point for its only comma, "89,5" as "89.5"; other text unchanged."""
     return re.sub(r"^([+-]?\d+),(\d+)$", r"\1.\2", value)
+
+
+def may_be_thousands(value: str) -> bool:
+    """Whether the only comma or point of a number may mark thousands, as in "41.480"."""
+    return re.fullmatch(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", value) is not None
+
+
+def without_thousands(value: str) -> str:
+    """A number without its marks of thousands, "1.234,5" as "1234.5"; other text unchanged."""
+    whole = r"[+-]?\d{1,3}(?:([.,'’\s])\d{3})(?:\2\d{3})*"
+    if not (match := re.fullmatch(rf"({whole})(?!\2)(?:[.,](\d+))?", value)):
+        return value
+    digits = re.sub(r"[.,'’\s]", "", match[1])
+    return digits if match[3] is None else f"{digits}.{match[3]}"
 
 
 def printable(path: str) -> str:
