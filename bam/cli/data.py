@@ -207,12 +207,12 @@ def _lost(manifest: JsonObject) -> list[str]:
         f"NOT PRIVATE: {num:,} of the pictures are {kind}" for kind, num in manifest["lost"].items()
     ]
     if ends := manifest["lost_numbers"]:
-        low, high = ends
+        low, high = pixels.window_around(*ends)
         window = ",".join(f"{x:g}" for x in manifest["preprocessing"]["window"])
         lines.append(
-            f"NOT PRIVATE: numbers in the pictures of one colour go from {low:.6g} to {high:.6g}, "
-            f"and --window={window} shows none of them: give the window of the device that made "
-            "the files"
+            f"NOT PRIVATE: numbers in the pictures of one colour lie in {low:.12g} to {high:.12g}, "
+            f"and --window={window} shows no difference in any of them: give the window of the "
+            "device that made the files"
         )
     return lines
 

@@ -204,19 +204,24 @@ def _check_range(bits: int | None, files: list[Path], preprocessing: Preprocessi
     if is_used and darkest >= most / 16 and usual >= most / 8:
         return
     kind = f"{bits} bits (0 to {most:,})" if bits else "signed or floating-point numbers"
-    # The example has powers of two, because the exact ends belong to somebody's image.
-    power, is_int = (lambda x: 2.0 ** math.frexp(math.nextafter(x, 0))[1]), isinstance(high, int)
-    end = is_int + (max(x[2] for x in ends) if is_used else high)
-    base = low if 0 < low < end - is_int else 0
-    span = power(end - base)
-    black = -power(low) if low < 0 else base // span * span
-    white = -(-end // span) * span - is_int or 1
+    black, white = window_around(low, max(x[2] for x in ends) if is_used else high)
     raise WindowError(
-        f"{len(files):,} file{'s' * (len(files) > 1)} of {kind}, with values from {low:,.9g} to "
-        f"{high:,.9g} (NOT PRIVATE), would look dark or grey",
+        f"{len(files):,} file{'s' * (len(files) > 1)} of {kind} would look dark or grey "
+        "(NOT PRIVATE)",
         "add --window=LOW,HIGH, public constants of the device that made them, for example "
         f"--window={black:.12g},{white:.12g}",
     )
+
+
+def window_around(low: float, high: float) -> tuple[float, float]:
+    """A window of powers of two around numbers, whose exact ends belong to somebody's image."""
+    power = lambda x: 2.0 ** math.frexp(math.nextafter(x, 0))[1]  # noqa: E731
+    is_int = isinstance(high, int)
+    end = is_int + high
+    base = low if 0 < low < end - is_int else 0
+    span = power(end - base)
+    black = -power(low) if low < 0 else base // span * span
+    return black, -(-end // span) * span - is_int or 1
 
 
 def dicom_user(file: Path) -> str:
