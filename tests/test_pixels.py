@@ -716,7 +716,7 @@ def test_a_set_that_would_be_dark_is_refused_before_anything_is_written(
             run(options)
         # Of the numbers themselves only powers of two: a window is published.
         assert not {"1800", "1,800", "3000", "4000", "4,000"} & set(
-            re.findall(r"[\d,]+", str(error))
+            re.findall(r"[\d,]+", str(error.value))
         )
         assert not out.exists()
         low, high = map(float, example.split(","))
