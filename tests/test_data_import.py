@@ -21,6 +21,7 @@ from PIL import Image
 
 from bam.data import datasets
 from bam.data.common import DataError, manifest
+from bam.data.preprocessing import Preprocessing
 from bam.images import importing, listing, persons, pixels
 from bam.release import load, predict
 from bam.training import loading
@@ -669,3 +670,39 @@ def test_features_that_a_run_keeps_beside_the_data_are_no_change_of_the_data(tmp
     assert digest() == first
     (tmp_path / "1.0" / "x.array_record").write_bytes(b"1")
     assert digest() != first
+
+
+def test_a_folder_of_masks_is_a_class_only_for_those_who_say_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        write(
+            tmp_path / "top" / ("images", "masks")[number % 2] / f"{number // 2}.png",
+            "good",
+            number,
+        )
+    base = ("bam", "data", "import", "top", "--size=8")
+    done = run_command(*base, "--out=out")
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert "images and masks may be images and their masks, not classes" in done.stderr
+    assert done.stderr.endswith("If they are classes, add --classes=images,masks\n")
+    for number, more in enumerate(("--classes=images,masks", "--masks", "--map=masks:m")):
+        done = run_command(*base, f"--out=out{number}", more)
+        assert done.returncode == 0 and "2 classes" in done.stdout, done.stderr
+    shutil.move("top/masks", "top/images/masks")
+    for number in range(20):
+        write(tmp_path / "top" / "others" / f"{number}.png", "good", number)
+    done = run_command(*base, "--out=four")
+    assert done.returncode == 0, done.stderr
+    assert last_sum(done)[:2] == (60, 60) and " 20 masks; 2 classes" in done.stdout
+    assert "ignored: 20 masks, as images/masks/0.png: --masks uses them" in done.stdout
+
+
+def test_files_that_a_user_names_are_predicted_whatever_they_are(tmp_path):
+    write(tmp_path / "masks" / "1.png", "good")
+    write(tmp_path / "masks" / "1_mask.png", "good", 1)
+    tags = {"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"], "BurnedInAnnotation": "YES"}
+    (tmp_path / "x.dcm").write_bytes(dicom(np.full((9, 9), 7, np.uint8), **tags))
+    paths = [tmp_path / "x.dcm", *sorted((tmp_path / "masks").iterdir())]
+    assert [*predict.images_of(paths)] == paths
+    eight = Preprocessing((8, 8), 1)
+    assert (pixels.decoded(paths[0], eight) == 7).all()

@@ -516,7 +516,10 @@ def test_a_release_that_does_not_fit_its_files_says_its_size_and_window(tmp_path
     np.save(tmp_path / "deep.npy", deep)
     np.save(tmp_path / "float.npy", deep / 4000)
     seen = lambda name: run_command("bam", "predict", f"--release={release}", str(tmp_path / name))  # noqa: E731
-    assert "look dark or grey (NOT PRIVATE), and the release has no window\n" in seen("deep.npy").stderr
+    assert (
+        "look dark or grey (NOT PRIVATE), and the release has no window\n"
+        in seen("deep.npy").stderr
+    )
     done = seen("float.npy")
     assert "float.npy: InputError: there is no window for signed or floating" in done.stderr
     assert "--window" not in done.stderr

@@ -35,20 +35,20 @@ def beside_images(images: Sequence[tuple[Path, str, str]]) -> set[Path]:
       images: the path, the stem (in lower case and composed characters) and the suffix of each
         file.
     """
-    names = {(path.parent, _plain(stem)) for path, stem, _ in images}
-    is_volume = {path: suffix in _VOLUMES for path, _, suffix in images}
+    files = [(path, str(path.parent), stem, suffix in _VOLUMES) for path, stem, suffix in images]
+    names = {(place, _plain(stem)) for _, place, stem, _ in files}
     beginnings = {
-        (path.parent, "_".join(words[:num]))
-        for path, stem, _ in images
-        if is_volume[path] and not _IN_FILE.search(stem)
+        (place, "_".join(words[:num]))
+        for _, place, stem, is_volume in files
+        if is_volume and not _IN_FILE.search(stem)
         for words in [_plain(stem).split("_")]
         for num in range(1, len(words) + 1)
     }
     return {
         path
-        for path, stem, _ in images
-        if any((path.parent, name) in names for name in _image_names(stem))
-        or (is_volume[path] and any((path.parent, x) in beginnings for x in _persons(stem)))
+        for path, place, stem, is_volume in files
+        if any((place, name) in names for name in _image_names(stem))
+        or (is_volume and any((place, x) in beginnings for x in _persons(stem)))
     }
 
 
