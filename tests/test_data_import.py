@@ -222,8 +222,8 @@ def test_data_that_were_made_anew_are_read_anew(tmp_path):
 
 
 LOSSES = {  # numbers of six of twelve pictures -> what is said of them, with --window=0,4095
-    "of one colour": (np.float32, (0, 0.9), "of one colour lie in 0 to 1, ", "--window=0,4095"),
-    "white": (np.uint16, (50_000, 60_000), "lie in 49152 to 65535, ", "--window=0,4095"),
+    "of one colour": (np.float32, (0, 0.9), "lie between 0 and 1, ", "--window=0,4095"),
+    "white": (np.uint16, (50_000, 60_000), "lie between 49152 and 65535, ", "--window=0,4095"),
     "nothing": (np.uint16, (0, 4095), "", ""),
     "not a number": (np.float32, (np.nan, np.nan), "6 of the pictures are of one colour", ""),
 }
@@ -246,7 +246,7 @@ def test_pictures_that_a_window_empties_are_counted(kind, tmp_path):
     assert all(x in done.stdout for x in expected), done.stdout
     is_lost = "NOT PRIVATE: 6 of the pictures are of one colour" in done.stdout
     assert is_lost == (kind != "nothing")
-    assert ("lie in" in done.stdout) == (kind in ("of one colour", "white"))
+    assert ("lie between" in done.stdout) == (kind in ("of one colour", "white"))
 
 
 def test_pictures_of_few_pixels_or_colours_are_counted(tmp_path):

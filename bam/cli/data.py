@@ -210,8 +210,8 @@ def _lost(manifest: JsonObject) -> list[str]:
         low, high = pixels.window_around(*ends)
         window = ",".join(f"{x:g}" for x in manifest["preprocessing"]["window"])
         lines.append(
-            f"NOT PRIVATE: numbers in the pictures of one colour lie in {low:.12g} to {high:.12g}, "
-            f"and --window={window} shows no difference in any of them: give the window of the "
+            f"NOT PRIVATE: numbers in the pictures of one colour lie between {low:.12g} and "
+            f"{high:.12g}, and --window={window} shows no difference in any of them: give the window of the "
             "device that made the files"
         )
     return lines
