@@ -211,8 +211,8 @@ def _lost(manifest: JsonObject) -> list[str]:
         window = ",".join(f"{x:g}" for x in manifest["preprocessing"]["window"])
         lines.append(
             f"NOT PRIVATE: numbers in the pictures of one colour lie between {low:.12g} and "
-            f"{high:.12g}, and --window={window} shows no difference in any of them: give the window of the "
-            "device that made the files"
+            f"{high:.12g}, and --window={window} shows no difference in any of them: give the "
+            "window of the device that made the files"
         )
     return lines
 
