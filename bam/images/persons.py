@@ -11,7 +11,6 @@ from bam.images.listing import Example, suffix_of
 # Folders may be persons, not classes, if there are MANY with fewer than FEW images on average.
 MANY, FEW = 10, 5
 SAMPLE = 20  # files of a class whose headers are read before the others'
-DICOM = (".dcm", ".dicom", ".ima")
 TAGS = ("PatientID", "SeriesInstanceUID")
 
 
@@ -42,7 +41,7 @@ def check_each(folder: Path, examples: Sequence[Example], users: str) -> None:
     files = {
         label: [folder / x.file for x in own]
         for label, own in sorted(classes.items())
-        if all(suffix_of(x.file) in DICOM for x in own)
+        if all(suffix_of(x.file) in pixels.DICOM_SUFFIXES for x in own)
     }
     some = {label: _tags(own[:: -(-len(own) // SAMPLE)] + own[-1:]) for label, own in files.items()}
     for number, tag in enumerate(TAGS):
