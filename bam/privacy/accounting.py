@@ -14,6 +14,7 @@ import dp_accounting
 import numpy as np
 from absl import logging as absl_logging
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from scipy import optimize
 
 from bam.core import scalars
@@ -30,6 +31,7 @@ SMALLEST_NOISE, LARGEST_NOISE = 1e-6, 1e6
 LARGEST_PLD_EPSILON = 1000  # largest ε by RDP for which PLD is tried: its tables grow with ε
 LEAST_PLD_NOISE = 0.1  # for smaller σ, PLD's tables grow too long, and nobody is protected
 # Rényi orders for searches. Integers have a closed form.
+ALL_ORDERS = tuple(DEFAULT_RDP_ORDERS)  # of accountant rdp
 FEW_ORDERS = (*range(2, 17), *range(20, 64, 4), 80, 96, 128, 192, 256, 512)
 
 
@@ -226,12 +228,24 @@ def _noise_multiplier(
     steps = (prob, num_steps, delta)
 
     def by_accountant(sigma: float) -> float:
-        check_noise_multiplier(sigma)
-        return cached_epsilon(accountant, sigma, *steps)
+        spent = cached_epsilon(accountant, min(sigma, LARGEST_NOISE), *steps)
+        if sigma > LARGEST_NOISE and spent > target:
+            raise InputError(
+                f"target_epsilon {target:g} at delta {delta:g} needs a noise_multiplier above "
+                f"{LARGEST_NOISE:.0e}: choose a larger epsilon or delta, or fewer steps"
+            )
+        return spent
 
+    any_noise_will_do = prob * num_steps <= delta  # P(an example is ever drawn) ≤ δ
+    # No noise brings ε by RDP below a floor, which is higher for fewer orders.
+    if target <= 1.05 * rdp_floor(FEW_ORDERS, delta) and not any_noise_will_do:
+        if accountant == "rdp":
+            check_rdp_floor(target, delta)
+        # A central limit brackets σ: it is good enough where ε is this small.
+        sigma = least_noise(lambda s: _by_gdp(s, *steps), target, 1.0, 1e-2)
+        return _refined(by_accountant, target, sigma)
     # A cheap bound brackets σ; the accountant's own refines it.
     sigma = least_noise(lambda s: _by_rdp(s, *steps, FEW_ORDERS), target, 1.0, 1e-2)
-    any_noise_will_do = prob * num_steps <= delta  # P(an example is ever drawn) ≤ δ
     # RDP with few orders decides alone, with 1 % more noise: PLD's tables would grow too long.
     if sigma < LEAST_PLD_NOISE or any_noise_will_do:
         return 1.01 * sigma
@@ -243,7 +257,28 @@ def _noise_multiplier(
         # The coarse table's error is nearly the same for any σ nearby, so it is measured once.
         aim = (1 - 4e-6) * target + (target - by_accountant(sigma))
         sigma = least_noise(at, aim, sigma, 1e-6)
-    return least_noise(by_accountant, target, sigma, 1e-5)
+    return _refined(by_accountant, target, sigma)
+
+
+def _refined(by_accountant: Callable[[float], float], target: float, near: float) -> float:
+    """The least σ up to `LARGEST_NOISE`, from which on `by_accountant` is constant."""
+    return min(LARGEST_NOISE, least_noise(by_accountant, target, near, 1e-5))
+
+
+def rdp_floor(orders: Sequence[float], delta: float) -> float:
+    """The ε that RDP with these orders approaches as the noise grows, the cost of δ alone."""
+    costs = (math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in orders)
+    return max(0.0, min(costs))
+
+
+def check_rdp_floor(target: float, delta: float) -> None:
+    """InputError for a target that accountant rdp cannot reach with any useful noise."""
+    floor = rdp_floor(ALL_ORDERS, delta)
+    if target <= floor:
+        raise InputError(
+            f"target_epsilon {target:g} is below {floor:.2g}, the least that accountant rdp can "
+            f"tell at delta {delta:g}: use accountant=pld"
+        )
 
 
 def _by_pld(sigma: float, prob: float, num_steps: int, delta: float) -> float:
