@@ -1,6 +1,7 @@
 """ε is what the literature and closed forms say, and no plan spends more than its target."""
 
 import dataclasses
+import functools
 import json
 import math
 import random
@@ -166,6 +167,50 @@ def test_the_noise_never_overshoots_its_target_and_is_nearly_the_least(accountan
     spent = lambda s: bam.epsilon(noise_multiplier=s, accountant=accountant, **SHORT)  # noqa: E731
     assert spent(sigma) <= target
     assert spent(sigma * (1 - 2e-5)) > target
+
+
+SMALL = [  # ε, δ, q, T: by RDP with few orders no noise brings ε below 0.008 to 0.03
+    (0.01, 1e-6, 1.0, 1),
+    (0.02, 1e-8, 0.1, 20),
+    (0.02, 1e-8, 0.1, 10**5),
+    (0.001, 1e-8, 0.1, 20),
+    (0.001, 1e-5, 1.0, 10**4),
+    (0.006, 1e-3, 1.0, 10**5),
+]
+
+
+@loose
+@pytest.mark.parametrize(("target", "delta", "q", "num_steps"), SMALL)
+def test_the_noise_for_a_small_epsilon_is_the_least_too(target, delta, q, num_steps):
+    steps = {"sampling_prob": q, "num_steps": num_steps, "delta": delta}
+    sigma = bam.noise_multiplier(target_epsilon=target, **steps)
+    spent = lambda s: bam.epsilon(noise_multiplier=s, **steps)  # noqa: E731
+    assert target * (1 - 1e-4) < spent(sigma) <= target < spent(sigma * (1 - 2e-5))
+    if q == 1:  # T Gaussians are one, whose ε has a closed form
+        mu = math.sqrt(num_steps) / sigma
+        assert tradeoff.epsilon_of_mu(mu, delta) == pytest.approx(target, rel=1e-2)
+
+
+def test_an_epsilon_below_what_rdp_can_tell_is_refused_with_the_least_and_pld_finds_its_noise():
+    steps = {"sampling_prob": 1.0, "num_steps": 20, "delta": 1e-5}
+    search = functools.partial(bam.noise_multiplier, **steps)
+    floor = accounting.rdp_floor(accounting.ALL_ORDERS, 1e-5)
+    # With this much noise the steps themselves cost nothing.
+    spent = bam.epsilon(noise_multiplier=2e5, **steps, accountant="rdp")
+    assert spent == pytest.approx(floor, rel=1e-3)
+    match = r"^target_epsilon 0\.003 is below 0\.0035, .* at delta 1e-05: use accountant=pld$"
+    with pytest.raises(bam.InputError, match=match):
+        search(target_epsilon=0.003, accountant="rdp")
+    assert search(target_epsilon=0.003) < search(target_epsilon=0.0036, accountant="rdp") < 1e5
+
+
+@loose
+def test_a_sigma_beyond_the_largest_is_refused_by_the_name_of_what_was_asked():
+    steps = {"sampling_prob": 1.0, "delta": 1e-8}
+    with pytest.raises(bam.InputError, match=r"^target_epsilon 0\.001 .* needs a noise_multiplier"):
+        bam.noise_multiplier(target_epsilon=0.001, num_steps=10**5, **steps)
+    sigma = bam.noise_multiplier(target_epsilon=0.001, num_steps=4 * 10**4, **steps)  # the control
+    assert 5e5 < sigma <= 1e6
 
 
 @pytest.mark.thorough

@@ -16,7 +16,7 @@ from scipy import stats
 import bam
 from bam.core.seeds import seeded_key
 from bam.data import datasets
-from bam.privacy import selection
+from bam.privacy import accounting, selection
 from bam.privacy.plan import make_plan
 from bam.privacy.selection import Selection
 from bam.training import score
@@ -273,3 +273,14 @@ def test_the_page_shows_what_was_run_and_its_epsilons_are_what_the_plan_gives():
     table = (kept / "digits.md").read_text()
     for row in found["rows"]:
         assert f"| {np.mean(row['accuracies']):.1f} ± " in table
+
+
+@pytest.mark.parametrize("target", [0.012, 0.1])
+def test_a_small_target_is_reached_even_if_few_orders_alone_cost_more(target):
+    cheap = Selection(5.0, 1.0, 1000.0)
+    steps = {"sampling_prob": 0.1, "num_steps": 20, "delta": 1e-5}
+    few = selection.epsilon(cheap, noise_multiplier=math.inf, orders=accounting.FEW_ORDERS, **steps)
+    assert (few > target) == (target == 0.012)  # the second is the control
+    sigma = selection.noise_multiplier(cheap, target_epsilon=target, **steps)
+    spent = selection.epsilon(cheap, noise_multiplier=sigma, **steps)
+    assert target * (1 - 2e-5) <= spent <= target

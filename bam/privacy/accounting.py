@@ -206,7 +206,8 @@ def noise_multiplier(
     `epsilon(noise_multiplier=σ, …)` is never above the target, which must be from 0.001 to 256. ε
     is at most a relative 1e-5 below the target; it is further below if a σ below 0.1 suffices, if
     q · T ≤ δ, or if ε jumps. The other arguments and errors are those of `epsilon`, with q and T
-    above 0.
+    above 0. It is also an InputError if σ would exceed 10⁶, or if accountant "rdp" cannot tell an ε
+    as small as the target at this δ.
 
     Examples:
       >>> steps = {"sampling_prob": 0.1, "num_steps": 10, "delta": 1e-5}

@@ -258,10 +258,10 @@ def noise_multiplier(
     def spent(sigma: float, orders: tuple[float, ...] | None = None) -> float:
         return epsilon(selection, noise_multiplier=sigma, orders=orders, **steps)
 
-    # A few orders bracket σ; all of them refine it.
-    near = accounting.least_noise(
-        lambda sigma: spent(sigma, accounting.FEW_ORDERS), target_epsilon, 1.0, 1e-2
-    )
+    # A few orders bracket σ; all of them refine it. For a small target no noise is enough by a few.
+    near, few = 1.0, accounting.FEW_ORDERS
+    if spent(math.inf, few) <= 0.9 * target_epsilon:
+        near = accounting.least_noise(lambda sigma: spent(sigma, few), target_epsilon, near, 1e-2)
     return accounting.least_noise(spent, target_epsilon, near, 1e-5)
 
 
