@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bam
 from bam import files, provenance
-from bam.core import processes, seeds
+from bam.core import processes, pytree, seeds
 from bam.privacy import ledger, private_training, run
 from tests import cases
 from tests.own_loop import DATA, PLAN, begin, resume, take
@@ -107,6 +107,19 @@ def test_a_key_or_a_transform_of_before_a_fork_is_refused_after_it():
     assert "this private transform was made in process" in in_a_fork(lambda: tx.init(W))
     assert in_a_fork(lambda: seeds.check_key(np.array(key))) == "None"  # a copy cannot be seen
     bam.gaussian_noise(CLIP, 1.0, key)  # the control
+
+
+def test_a_fork_with_its_parents_id_is_refused_too(monkeypatch):
+    """As in a PID namespace of its own, where the first process always has the id 1."""
+    monkeypatch.setattr(os, "getpid", lambda: 1234)  # of parent and child
+    private, parts = bam.PrivateTraining(**PLAN), bam.privatize(CLIP, 1.0, 4, bam.secret_key())
+    uses = [lambda: next(private.batches(DATA)), lambda: parts.init(W)]
+    for use in uses:
+        assert "would repeat its batches and its noise" in in_a_fork(use)
+        use()  # the control: in the process itself
+    with monkeypatch.context() as patch:  # the second control: ids alone would let it pass
+        patch.setattr(processes, "this_process", lambda: processes.Process(os.getpid(), 0))
+        assert "RuntimeError" not in in_a_fork(lambda: next(private.batches(DATA)))
 
 
 # One thread.
@@ -726,6 +739,56 @@ def test_two_trainings_of_one_seed_are_warned_of_while_both_exist():
         bam.PrivateTraining(**PLAN), bam.PrivateTraining(**PLAN)
         first.close()
         bam.PrivateTraining(**PLAN, seed=5)
+
+
+# The structure of a state, which `optax.tree.map_params` asks `init` for.
+
+
+def transforms(**changes):
+    """A transform of each kind, with correlated noise or not."""
+    private = bam.PrivateTraining(**(PLAN | changes))
+    strategy = private.plan.mechanism.strategy
+    return bam.privatize(CLIP, 1.0, 4, bam.secret_key(), strategy), private.gradient(ORACLE)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"mechanism": "banded", "mechanism_options": {"bands": 2}}]
+)
+def test_asking_for_the_structure_of_a_state_is_no_init(changes):
+    others = transforms(**changes)
+    for tx, other in zip(transforms(**changes), others, strict=True):
+        tx, other = (optax.chain(x, optax.adam(0.1)) for x in (tx, other))
+        plus_one = functools.partial(optax.tree.map_params, tx, lambda x: x + 1)
+        plus_one(other.init(W))  # before `init`, which it does not use up
+        state = tx.init(W)
+        mapped = plus_one(state)
+        moved = jax.tree.map(lambda a, b: bool(np.any(a != b)), state, mapped)
+        names = np.array(pytree.names(state))[jax.tree.leaves(moved)]
+        assert {x.rpartition("/")[2] for x in names} <= {"mu", "nu", "previous"} and len(names) > 1
+    # A real second state is refused as before.
+    part, whole = others
+    refused("for other parameters and would add the same noise", part.init, jnp.zeros(3))
+    refused("init a second time", whole.init, W, error=RuntimeError)
+
+
+def structure_of(tx):
+    """What `init` gives to `optax.tree.map_params`."""
+    states = []
+    optax.tree.map_params(lambda x: states.append(tx.init(x)), lambda x: x, None)
+    return states[0]
+
+
+def test_the_structure_of_a_state_has_no_key_and_draws_no_noise():
+    part, whole = transforms()
+    _, other, _, batch = started()
+    for update in (
+        lambda: part.update(ROWS, structure_of(part), W, mask=None),
+        lambda: whole.update(batch, structure_of(whole), W),
+        lambda: other.update(batch, structure_of(other), W),
+    ):
+        with pytest.raises((ValueError, TypeError)):
+            update()
+    part.update(ROWS, part.init(W), W, mask=None)  # the control
 
 
 # What JAX and optax would say in many lines.

@@ -79,6 +79,14 @@ def init_noise(
     return CorrelatedNoiseState(key, step, past)
 
 
+def keyless(strategy: Sequence[float] = INDEPENDENT) -> NoiseState:
+    """The structure of a state; without a key no noise can be drawn from it."""
+    nothing = jnp.zeros(0, jnp.uint32)
+    if len(strategy) == 1:
+        return GaussianNoiseState(nothing, nothing)
+    return CorrelatedNoiseState(nothing, nothing, nothing)
+
+
 def with_new_key(state: NoiseState, key: Array) -> NoiseState:
     """The state with another key and without past noise, so no earlier noise is taken back."""
     if isinstance(state, CorrelatedNoiseState):

@@ -6,7 +6,6 @@ an optax transform of per-example gradients that fit in memory.
 
 import dataclasses
 import math
-import os
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
-from bam.core import closure, processes, scalars
+from bam.core import closure, processes, pytree, scalars
 from bam.core.clipping import as_declared, bound_of, finish, sensitivity_of
 from bam.core.engine import per_example_sum
 from bam.core.noise import (
@@ -27,6 +26,7 @@ from bam.core.noise import (
     check_rounding,
     fitting_size,
     init_noise,
+    keyless,
 )
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
@@ -110,10 +110,12 @@ def privatize(
     sensitivity, sigma = sensitivity_of(clip), noised_mean.noise_multiplier
     check_noise(sigma, sensitivity)
     check_strategy(noised_mean.strategy)
-    check_start, process = register_key(key), os.getpid()
+    check_start, process = register_key(key), processes.this_process()
     key = scalars.unchanging(key)
 
     def init(params: Params) -> PrivatizeState:
+        if pytree.is_placeholder(params):
+            return PrivatizeState(clip.init(params), keyless(noised_mean.strategy))
         processes.check_not_forked(process, "this private transform")
         check_not_accumulated()
         if being_traced() and not isinstance(key, jax.core.Tracer):

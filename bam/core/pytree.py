@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, Int32, PyTree
 
 from bam.errors import InputError
@@ -25,6 +26,19 @@ Params: TypeAlias = PyTree[Float[Array, "..."]]
 def at_least_float32(x: Array) -> Array:
     """Returns `x` in float32, or in its dtype if that is wider."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+@functools.cache
+def _placeholder() -> type:
+    types: list[type] = []
+    # The class has no public name, but `map_params` gives it to any function.
+    optax.tree.map_params(lambda params: types.append(type(params)), lambda x: x, None)
+    return types[0]
+
+
+def is_placeholder(tree: PyTree) -> bool:
+    """Whether `optax.tree.map_params` put it in place of parameters, to see a state's structure."""
+    return isinstance(tree, _placeholder())
 
 
 def check_has_arrays(tree: PyTree, what: str = "parameters are") -> None:

@@ -28,7 +28,7 @@ from bam.core import pytree, scalars, seeds, tracing, user_table
 from bam.core.clipping import as_declared, sensitivity_of
 from bam.core.closure import Closure
 from bam.core.gaussian import check_std
-from bam.core.noise import check_rounding, fitting_size, init_noise
+from bam.core.noise import check_rounding, fitting_size, init_noise, keyless
 from bam.core.oracles import LossFn, Oracle, as_pytree, mean_loss
 from bam.core.privatize import (
     NoisedMean,
@@ -433,6 +433,9 @@ class PrivateTraining:
             )
 
     def _init(self, params: Params) -> PrivateState:
+        if pytree.is_placeholder(params):
+            noise = keyless(self.plan.mechanism.strategy)
+            return PrivateState(PrivatizeState(self._clip.init(params), noise), params, noise.key)
         with self._run.in_use():
             return self._first_state(params)
 

@@ -15,7 +15,6 @@ A folder holds `plan.json` (the record, which must be the same when a run contin
 """
 
 import contextlib
-import os
 import re
 import secrets
 import threading
@@ -113,7 +112,7 @@ class PrivateRun:
         self._ledger = ledger.Ledger(None, plan, 0, 0, join)
         self._record: JsonObject = {}
         self._digests: JsonObject = {}
-        self._process, self.lock, self._closed = os.getpid(), threading.RLock(), False
+        self._process, self.lock, self._closed = processes.this_process(), threading.RLock(), False
         self._release: Callable[[], object] = lambda: None
 
     @property

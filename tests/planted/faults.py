@@ -262,7 +262,7 @@ FAULTS = (
         "private_training"),
     _fault("fork_goes_on",
         "A fork of the process draws the same batches and adds the same noise.",
-        "core/processes", "if os.getpid() != process:", "if process < 0:",
+        "core/processes", "if this_process() != process:", "if process.pid < 0:",
         "one_use"),
     _fault("closed_goes_on",
         "A training takes steps after it was closed, which a resumed one takes, too.",
