@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import bam
-from bam.core import clipping, grid, noise, tracing
+from bam.core import clipping, grid, noise, pytree, tracing
 from bam.models import finetune
 from bam.privacy.mechanisms import MECHANISMS
 from bam.training import methods, parts, trainer
@@ -732,3 +732,90 @@ def test_weights_that_are_donated_leave_the_numbers_of_a_clip_and_an_optimizer()
 
 def scaled_by(factor, tree):
     return jax.tree.map(lambda x: factor * x, tree)
+
+
+# Strict promotion of dtypes, which a user may ask JAX for.
+
+
+def strictly(fn, *args):
+    """What `fn` gives under strict promotion, compared with what it gives otherwise."""
+    with jax.numpy_dtype_promotion("strict"):
+        strict = fn(*args)
+    assert_same_bits(strict, fn(*args))
+    return strict
+
+
+ORACLES = {
+    "dp_sgd": bam.dp_sgd,
+    "dp_sat": functools.partial(bam.dp_sat, radius=0.1),
+    "bam_sam": functools.partial(bam.bam_sam, radius=0.1, mix=0.5),
+    "bam_exact": functools.partial(bam.bam_exact, penalty=0.1, ascent_mask=pytree.matching("a")),
+}
+CLIPS = [
+    bam.clip_by_l2_norm(1.0), bam.normalize(1.0, 0.1), bam.clip_per_layer({"a": 0.5, "b": 1.0}),
+    bam.chain(optax.scale(2.0), bam.clip_by_l2_norm(1.0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("name", ORACLES)
+def test_a_sum_has_the_same_bits_under_strict_promotion(name, dtype):
+    oracle = ORACLES[name](squared)
+    params, rows = jax.tree.map(lambda x: x.astype(dtype), (P, TREES))
+    for clip in CLIPS if name == "dp_sgd" and dtype == jnp.float32 else CLIPS[:1]:
+        added = bam.gaussian_noise(clip, 1.0, KEY)
+        total = functools.partial(bam.clipped_sum, oracle.grad, clip, mask=None, noise=added)
+        strictly(lambda w, x, total=total: total(oracle.ascend(w, w), x), params, rows)
+
+
+@pytest.mark.parametrize("strategy", [(1.0,), (1.0, -0.5)])
+@pytest.mark.parametrize("mesh", [None, mesh_of(2)])
+def test_a_private_mean_has_the_same_bits_under_strict_promotion(strategy, mesh):
+    clip, mask = CLIPS[0], jnp.arange(6) < 4
+
+    def mean(sigma, size, key):
+        tx = bam.privatize(clip, sigma, size, key, strategy)
+        added = bam.gaussian_noise(clip, sigma, key, 1)
+        shared = bam.clipped_sum(given, clip, P, TREES, mask=mask, mesh=mesh, noise=added)
+        return tx.update(TREES, tx.init(P), P, mask=mask)[0], shared
+
+    strictly(jax.jit(mean), jnp.float32(1.0), jnp.float32(4.0), KEY)  # traced numbers, too
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"trainable": "a"},
+        {"mesh": mesh_of(2)},
+        {"mechanism": "banded", "mechanism_options": {"bands": 2}},
+        {"num_examples": 10, "groups": np.arange(20) // 2, "group_size": 2},
+    ],
+)
+def test_a_training_has_the_same_bits_under_strict_promotion(changes):
+    plan = {"num_examples": 20, "expected_batch_size": 4, "num_epochs": 1, "accountant": "rdp"}
+    plan |= {"epsilon": 3.0, "delta": 1e-3, "clip": CLIPS[0], "seed": 1} | changes
+    data = jax.tree.map(lambda x: np.resize(np.asarray(x), (20, *x.shape[1:])), TREES)
+
+    def trained():
+        private, params = bam.PrivateTraining(**plan), P
+        tx = optax.chain(private.gradient(ORACLES["dp_sat"](squared)), optax.sgd(0.1))
+        state = tx.init(params)
+        for batch in private.batches(data):
+            updates, state = tx.update(batch, state, params)
+            params = optax.apply_updates(params, updates)
+        private.close()
+        return params
+
+    strictly(trained)
+
+
+def test_strict_promotion_still_holds_in_the_users_own_loss():  # the control
+    mixed = bam.dp_sgd(lambda w, x: jnp.sum((w - x) ** 2) * jnp.arange(2)[1])
+    total = functools.partial(bam.clipped_sum, mixed.grad, CLIPS[0], mask=None)
+    total(W, ROWS)
+    with (
+        jax.numpy_dtype_promotion("strict"),
+        pytest.raises(ValueError, match="have no available implicit dtype"),
+    ):
+        total(W, ROWS)

@@ -286,7 +286,7 @@ def _as_floats(
     """
 
     def to_floats(total: grid.Total) -> PyTree:
-        widest = jnp.result_type(*jax.tree.leaves(like))
+        widest = pytree.common_dtype(*jax.tree.leaves(like))
         floats = grid.to_float(grid.carried(total), noise.spacing, widest)
         return pytree.from_vector(floats, like)
 

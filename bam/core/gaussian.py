@@ -93,9 +93,10 @@ class GaussianNoise:
         # different devices always differ.
         num_blocks = min(MOST_BLOCKS, -(-max(1, num_entries) // (8 * 16)))
         num_tiles = -(-num_entries // (16 * num_blocks * num_devices))
-        tiles = device * num_tiles + jnp.arange(num_tiles, dtype=jnp.uint32)
+        first = jnp.asarray(device * num_tiles).astype(jnp.uint32)
+        tiles = first + jnp.arange(num_tiles, dtype=jnp.uint32)
         check_step(self.step)
-        return gaussian(self.key, self.step, tiles.astype(jnp.uint32), num_blocks)
+        return gaussian(self.key, self.step, tiles, num_blocks)
 
 
 def check_std(std: Number) -> None:
@@ -161,7 +162,9 @@ def gaussian(
         planes = jnp.zeros((PLANES + TIE_PLANES, *shape), jnp.uint32)
         start = jnp.zeros((), jnp.int32), planes, jnp.zeros((), bool)
         _, planes, tied = jax.lax.while_loop(
-            lambda state: state[0] < PLANES + TIE_PLANES * state[2], add_plane, start
+            lambda state: state[0] < PLANES + TIE_PLANES * state[2].astype(jnp.int32),
+            add_plane,
+            start,
         )
 
         def draw(with_ties: bool) -> Int32[Array, "16 some blocks"]:

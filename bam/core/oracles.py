@@ -97,7 +97,7 @@ def mean_loss(loss_fn: LossFn) -> LossFn:
     def loss(params: Params, user: User) -> Float[Array, ""]:
         rows, is_real = user
         total = pytree.sum_of_real(loss_fn, params, rows, is_real)
-        return total / jnp.maximum(1, jnp.sum(is_real))
+        return total / jnp.maximum(1, jnp.sum(is_real)).astype(total.dtype)
 
     return loss
 

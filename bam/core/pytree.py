@@ -25,7 +25,13 @@ Params: TypeAlias = PyTree[Float[Array, "..."]]
 
 def at_least_float32(x: Array) -> Array:
     """Returns `x` in float32, or in its dtype if that is wider."""
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return x.astype(common_dtype(x, jnp.float32))
+
+
+def common_dtype(*values: Any) -> np.dtype:
+    """The dtype of a sum of values, also where the user's `jax_numpy_dtype_promotion` is strict."""
+    with jax.numpy_dtype_promotion("standard"):
+        return np.dtype(jnp.result_type(*values))
 
 
 @functools.cache
@@ -148,7 +154,12 @@ def unit(tree: Grads) -> Grads:
 
 def shift(tree: Params, distance: Any, direction: Grads) -> Params:
     """Moves `tree` by `distance · direction`, leaf by leaf, keeping each leaf's dtype."""
-    return jax.tree.map(lambda x, v: (x + distance * v).astype(x.dtype), tree, direction)
+
+    def shifted(x: Array, v: Array) -> Array:
+        dtype = common_dtype(x, v)
+        return (x.astype(dtype) + (distance * v).astype(dtype)).astype(x.dtype)
+
+    return jax.tree.map(shifted, tree, direction)
 
 
 def map_rows(row_fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTree]:
