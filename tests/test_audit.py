@@ -364,3 +364,35 @@ def test_scores_that_say_nothing_give_no_bound_and_too_few_are_refused():
         canary.lower_bound(same[:40], same, sampling_prob=1.0, num_steps=1, delta=1e-5)
     with pytest.raises(ValueError, match="confidence"):
         canary.lower_bound(same, same, sampling_prob=1.0, num_steps=1, delta=1e-5, confidence=2)
+
+
+NOT_NUMBERS = {  # scores with and without the canary -> whether they may be evidence
+    "all NaN": (np.full(200, np.nan), np.full(200, np.nan), False),
+    "NaN with it alone": (np.full(200, np.nan), np.zeros(200), False),
+    "NaN without it alone": (np.ones(200), np.full(200, np.nan), False),
+    "all infinite": (np.full(200, np.inf), np.full(200, np.inf), False),
+    "infinite apart": (np.full(200, np.inf), np.full(200, -np.inf), True),
+    "some NaN": (np.r_[np.full(20, np.nan), np.ones(180)], np.zeros(200), True),
+    "none": (np.ones(200), np.zeros(200), True),
+}
+
+
+@pytest.mark.parametrize("name", NOT_NUMBERS)
+def test_a_score_that_is_not_a_number_is_never_evidence(name):
+    present, absent, is_evidence = NOT_NUMBERS[name]
+    rng = np.random.default_rng(0)
+    present, absent = rng.permutation(present), rng.permutation(absent)
+    seen = canary.lower_bound(present, absent, sampling_prob=1.0, num_steps=1, delta=1e-5)
+    assert (seen.epsilon_lower > 1) == (seen.epsilon_lower_any > 0) == is_evidence
+    if name == "some NaN":  # each counts as missed
+        assert seen.false_negative_rate > 0.1 > seen.false_positive_rate
+
+
+@pytest.mark.parametrize("where", ["everywhere", "in an entry", "in a step"])
+def test_noise_that_is_not_a_number_passes_no_check(where):
+    z = np.random.default_rng(0).normal(size=(40, 60))
+    names = set(checks.failures(checks.noise_p_values([z], [20, 40])))
+    assert not names  # the control
+    z[{"everywhere": ..., "in an entry": (slice(None), 7), "in a step": 3}[where]] = np.nan
+    names = set(checks.failures(checks.noise_p_values([z], [20, 40])))
+    assert {"scale", "scale of a leaf", "scale of a step", "mean", "mean of an entry"} <= names

@@ -179,6 +179,20 @@ def test_guesses_at_random_bound_nothing_in_most_runs():
     assert sum(epsilon > 0 for epsilon in found) <= 20  # of 200, at 95 % ten are expected
 
 
+def test_scores_that_are_not_numbers_are_no_guesses():
+    plan, included = built(14.0).plan, np.arange(2000) % 2 == 0
+    bounds = lambda x: one_run.bounds(one_run.OneRun(x, included, 0.0), plan)  # noqa: E731
+    scores = np.where(included, 1.0, -1.0)
+    right = bounds(scores)
+    assert right.num_correct == right.num_guesses == 200  # the control
+    assert bounds(np.where(included, np.nan, -1.0)).num_correct <= 100
+    assert bounds(np.where(included, 1.0, np.nan)).num_correct <= 100
+    nothing = bounds(np.full(2000, np.nan))
+    assert nothing.num_correct == nothing.epsilon_lower == nothing.epsilon_lower_any == 0
+    few = np.where(np.arange(2000) < 1000, np.nan, scores)  # enough others to guess
+    assert bounds(few).num_correct == 200
+
+
 # The command.
 
 

@@ -177,7 +177,8 @@ def lower_bound(
     """Lower bounds on ε at δ from scores, which hold with the stated confidence.
 
     The threshold is chosen on the first fifth of the scores. On the other scores, Clopper-Pearson
-    bounds on the two error rates hold together with the stated confidence.
+    bounds on the two error rates hold together with the stated confidence. A score that is NaN, as
+    of a run that diverged, is no evidence: it counts as a wrong guess.
 
     Args:
       present: scores of at least 50 runs with the canary; higher means more of it.
@@ -197,8 +198,8 @@ def lower_bound(
     # A threshold chosen on the scores that it is tested on would overstate ε.
     num_held_out = len(present) // 5, len(absent) // 5
     threshold = _best_threshold(present[: num_held_out[0]], absent[: num_held_out[1]])
-    missed = present[num_held_out[0] :] <= threshold
-    alarmed = absent[num_held_out[1] :] > threshold
+    missed = _missed(present[num_held_out[0] :], threshold)
+    alarmed = _alarmed(absent[num_held_out[1] :], threshold)
     level = 1 - (1 - confidence) / 2  # a union bound over the two rates
     false_negative, false_positive = (_upper(errors, level) for errors in (missed, alarmed))
     any_mechanism = max(
@@ -263,11 +264,23 @@ def _best_threshold(present: np.ndarray, absent: np.ndarray) -> float:
     """The threshold whose upper bounds on the error rates give the largest μ of Gaussian DP."""
 
     def separation(threshold: float) -> float:
-        missed, alarmed = _upper(present <= threshold, 0.95), _upper(absent > threshold, 0.95)
+        missed = _upper(_missed(present, threshold), 0.95)
+        alarmed = _upper(_alarmed(absent, threshold), 0.95)
         return float(-stats.norm.ppf(missed) - stats.norm.ppf(alarmed))
 
-    candidates = np.quantile(np.concatenate([present, absent]), np.linspace(0.02, 0.98, 97))
+    scores = np.concatenate([present, absent])
+    # Between scores that are not finite there is no threshold; all of them may be such.
+    scores = np.append(scores[np.isfinite(scores)], [] if np.isfinite(scores).any() else [0.0])
+    candidates = np.quantile(scores, np.linspace(0.02, 0.98, 97))
     return max((float(c) for c in candidates), key=separation)
+
+
+def _missed(present: np.ndarray, threshold: float) -> np.ndarray:
+    return ~(present > threshold)  # true of NaN, too
+
+
+def _alarmed(absent: np.ndarray, threshold: float) -> np.ndarray:
+    return ~(absent <= threshold)
 
 
 def _upper(errors: np.ndarray, level: float) -> float:

@@ -213,9 +213,9 @@ def _normal(x: float) -> float:
 
 
 def _two_sided(below: float, above: float) -> float:
-    return float(min(1.0, 2 * min(below, above)))
+    return float(np.minimum(1.0, 2 * np.minimum(below, above)))  # NaN of NaN, unlike `min`
 
 
 def _smallest(p_values: Sequence[float]) -> float:
     """The smallest p-value, corrected for their number (Bonferroni)."""
-    return min(1.0, min(p_values) * len(p_values))
+    return float(np.minimum(1.0, np.min(p_values) * len(p_values)))

@@ -224,13 +224,19 @@ def scores_of(
 
 
 def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
-    """Lower bounds on ε from one run, with the number of guesses that `guesses` fixes before it."""
+    """Lower bounds on ε from one run, with the number of guesses that `guesses` fixes before it.
+
+    A score that is NaN is no evidence: it is guessed last, and then counts as a wrong guess.
+    """
     if not 0 < confidence < 1:
         raise InputError(f"--confidence={confidence} must be between 0 and 1, such as 0.95")
     num_canaries, level = len(seen.scores), 1 - confidence
     num_guesses = guesses(num_canaries)
-    order, half = np.argsort(seen.scores), num_guesses // 2
-    num_correct = int(np.sum(seen.included[order[-half:]]) + np.sum(~seen.included[order[:half]]))
+    is_nan, half = np.isnan(seen.scores), num_guesses // 2
+    known = seen.scores[~is_nan]
+    order = np.argsort(np.where(is_nan, np.median(known) if known.size else 0.0, seen.scores))
+    is_in, is_out = seen.included & ~is_nan, ~seen.included & ~is_nan
+    num_correct = int(np.sum(is_in[order[-half:]]) + np.sum(is_out[order[:half]]))
     any_mechanism = epsilon_any_mechanism(num_canaries, num_guesses, num_correct, plan.delta, level)
     epsilon_lower = any_mechanism
     if steps := plan.dp_event:
