@@ -427,3 +427,19 @@ def test_a_run_is_not_built_of_a_function_of_pythons_own_library(section):
     config = tiny_digits()
     config[section].name = "os:system"
     refused(f"{section} os:system is from Python's standard library", loop.build, config)
+
+
+@pytest.mark.parametrize("wrong", ["all", "half", "none"])
+def test_a_run_whose_gradients_are_never_finite_says_so_once_and_is_as_before(wrong):
+    config = tiny_digits(num_steps=5, eval__every=1)
+    dataset = loading.make_dataset(config.dataset, config.features)
+    images = np.array(dataset.train.images, np.float32)
+    images[:: {"all": 1, "half": 2, "none": len(images)}[wrong]] = np.inf
+    built = trainer.build(config, dataset._replace(train=dataset.train._replace(images=images)))
+    lines = []
+    result = loop.train(built, 0, log=lines.append)
+    warned = [x for x in lines if x.startswith("NOT PRIVATE: no gradient of the first 3 steps was")]
+    assert len(warned) == (wrong == "all")  # the others are the controls
+    assert not any("finite" in key for row in result.rows for key in row)
+    silent = loop.train(built, 0)
+    assert flat(result.state.params).tobytes() == flat(silent.state.params).tobytes()

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from bam.core import scalars
+from bam.core import scalars, tracing
 from bam.core import strategy as strategies
 from bam.core.gaussian import LEAST_STD, MOST_STD, GaussianNoise, check_std, spacing_of
 from bam.core.scalars import Number
@@ -45,7 +45,10 @@ def cut(x: Float[Array, "..."], spacing: Number) -> Int32[Array, "..."]:
 
     Their magnitudes must be below 2^31 spacings. No norm grows by more than a relative 3e-7. That
     is the rounding of 1 / spacing, within 2 ulp on a GPU, and of its product with x to float32.
+
+    InputError where x is differentiated: the derivative of integers would be 0 without a word.
     """
+    x = tracing.never_differentiated(x)
     return (x * (1 / spacing)).astype(jnp.int32)
 
 

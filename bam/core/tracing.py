@@ -166,6 +166,20 @@ def _refuse_map(size: int, is_mapped: PyTree, tree: PyTree) -> NoReturn:
     )
 
 
+@jax.custom_jvp
+def never_differentiated(x: Array) -> Array:
+    """Returns `x`; InputError if a derivative is taken of anything that it is computed from."""
+    return x
+
+
+@never_differentiated.defjvp
+def _refuse_derivative(primals: tuple[Array], tangents: tuple[Array]) -> NoReturn:
+    raise InputError(
+        "a noised sum has no derivative, because it is a sum of integers: to differentiate other "
+        "things, take jax.lax.stop_gradient of what it is computed from"
+    )
+
+
 def _draws(key: Array, step: Array) -> Array:
     """One row for each noise draw: its key's words and its step, which identify it."""
     key = jnp.reshape(key, (-1, key.shape[-1]))

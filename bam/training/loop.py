@@ -34,6 +34,7 @@ __all__ = [
 
 
 Rows: TypeAlias = np.ndarray | jax.Array
+FIRST_STEPS = 3  # after them, a run whose gradients were never finite says so
 LONG = 5.0  # seconds from which on a step has a line while it runs
 LARGE_IMAGE = 64 * 64  # pixels from which on fewer than 1000 images are evaluated at once
 
@@ -191,6 +192,7 @@ class _Watch:
         self._on_row, self._should_stop, self._evaluates = on_row, should_stop, evaluates
         self._log, self._step_seconds = log, math.inf  # infinite before the first timed step
         self._running: tuple[int, float] | None = None  # the step on the devices, and its start
+        self._num_drawn = 0  # rows of a new run's first steps
         self._outputs: np.ndarray | None = None  # outputs of the last state for test images
         # The checkpoint carries the seconds, so that a resumed run adds to them.
         run.more.setdefault("seconds", 0.0)
@@ -204,6 +206,8 @@ class _Watch:
         is_first = math.isinf(self._step_seconds)
         with waits.compiling(self._log, "the step") if is_first else contextlib.nullcontext():
             state = self._trainer.take_step(state, *rows)
+        if self._run.step <= FIRST_STEPS:
+            self._num_drawn += int(np.sum(rows[1].mask))
         # JAX returns at once, while the devices still compute.
         self._running = self._run.step, time.perf_counter()
         return state
@@ -218,6 +222,14 @@ class _Watch:
         with awaited if seconds > LONG else contextlib.nullcontext():
             jax.block_until_ready(state.step)
         self._step_seconds = time.perf_counter() - began
+        if step == min(FIRST_STEPS, self._run.end) and not self._run.is_resumed:
+            # One number, once, of a step that has ended: it holds up no device.
+            if 0 < self._num_drawn == int(state.num_nonfinite):
+                self._log(
+                    f"NOT PRIVATE: no gradient of the first {step} steps was finite, so all were "
+                    "left out and the weights follow noise alone: look for NaN and infinities in "
+                    "the data and in the loss"
+                )
 
     def look(self, state: TrainState) -> None:
         """Evaluates, diagnoses and saves if it is due after a step; StoppedError to stop early."""
