@@ -222,14 +222,14 @@ class _Watch:
         with awaited if seconds > LONG else contextlib.nullcontext():
             jax.block_until_ready(state.step)
         self._step_seconds = time.perf_counter() - began
-        if step == min(FIRST_STEPS, self._run.end) and not self._run.is_resumed:
-            # One number, once, of a step that has ended: it holds up no device.
-            if 0 < self._num_drawn == int(state.num_nonfinite):
-                self._log(
-                    f"NOT PRIVATE: no gradient of the first {step} steps was finite, so all were "
-                    "left out and the weights follow noise alone: look for NaN and infinities in "
-                    "the data and in the loss"
-                )
+        # One number, once, of a step that has ended: it holds up no device.
+        is_due = step == min(FIRST_STEPS, self._run.end) and not self._run.is_resumed
+        if is_due and 0 < self._num_drawn == int(state.num_nonfinite):
+            self._log(
+                f"NOT PRIVATE: no gradient of the first {step} steps was finite, so all were left "
+                "out and the weights follow noise alone: look for NaN and infinities in the data "
+                "and in the loss"
+            )
 
     def look(self, state: TrainState) -> None:
         """Evaluates, diagnoses and saves if it is due after a step; StoppedError to stop early."""
