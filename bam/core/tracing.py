@@ -175,8 +175,8 @@ def never_differentiated(x: Array) -> Array:
 @never_differentiated.defjvp
 def _refuse_derivative(primals: tuple[Array], tangents: tuple[Array]) -> NoReturn:
     raise InputError(
-        "a noised sum has no derivative, because it is a sum of integers: to differentiate other "
-        "things, take jax.lax.stop_gradient of what it is computed from"
+        "a noised sum is of integers and has no derivative: put jax.lax.stop_gradient around its "
+        "arguments"
     )
 
 

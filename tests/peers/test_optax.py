@@ -125,7 +125,9 @@ def test_a_derivative_through_a_noised_sum_is_refused_and_past_it_is_right():
         return scale * updates["b"]
 
     one = jnp.array(1.0)
-    refused("a noised sum has no derivative", jax.jit(jax.grad(loss)), one, state)
+    refused(
+        "a noised sum is of integers and has no derivative", jax.jit(jax.grad(loss)), one, state
+    )
     stopped = functools.partial(loss, stop=jax.lax.stop_gradient)
     assert jax.jit(jax.grad(stopped))(one, state) == pytest.approx(float(loss(one, state)))
 
