@@ -321,9 +321,13 @@ def parse(values: flags.FlagValues, argv: Sequence[str], program: str) -> list[s
     try:
         args = [_from_home(x) for x in values.read_flags_from_files(list(argv))]
         _check_set_once(values, args)
-        if "config" in values and "config" in map(_name, args):
+        if has_config := "config" in values and "config" in map(_name, args):
             _take_config(values, args)
         rest: list[str] = values([program, *args])
+        if has_config:  # a flag may replace a whole section, which then lacks keys
+            from bam.training.config import complete
+
+            complete(values.config)
         return rest[1:]
     except flags.UnrecognizedFlagError as error:
         raise InputError(_unknown(error.flagname, values)) from None

@@ -17,7 +17,7 @@ class Linear(nn.Module):
     """
 
     num_classes: int
-    width: int = 0  # ignored
+    width: int = 1  # ignored
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."]) -> Float[Array, "n classes"]:
@@ -38,7 +38,7 @@ class LeNet5(nn.Module):
     """
 
     num_classes: int
-    width: int = 0  # ignored
+    width: int = 1  # ignored
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:

@@ -71,9 +71,9 @@ def _norm(name: str) -> nn.LayerNorm:
 
 
 def vit(features: int, num_heads: int) -> Callable[..., nn.Module]:
-    """A maker `(num_classes, width, depth=12) -> module`; it ignores the width."""
+    """A maker `(num_classes, width=1, depth=12) -> module`; it ignores the width."""
 
-    def make(num_classes: int, width: int, depth: int = 12) -> nn.Module:
+    def make(num_classes: int, width: int = 1, depth: int = 12) -> nn.Module:
         del width
         return VisionTransformer(num_classes, features, num_heads, depth)
 

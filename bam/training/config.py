@@ -14,8 +14,8 @@ from bam.data import augment
 from bam.errors import InputError
 from bam.extras import needs
 from bam.named import ANY
-from bam.training import methods, parts
-from bam.training.keys import BY_NAME, KEYS, Key, in_section
+from bam.training import keys, methods, parts
+from bam.training.keys import BY_NAME, KEYS, Key, own
 
 with needs("train"):
     from ml_collections import ConfigDict, config_dict
@@ -32,20 +32,41 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
         section, _, name = key.name.rpartition(".")
         if section and section not in config:
             config[section] = ConfigDict()
-        default = config_dict.FieldReference(key.default, key.kind) if key.kind else key.default
-        (config[section] if section else config)[name] = default
-    config.method.update({"name": method, **methods.METHODS[method].options})
+        (config[section] if section else config)[name] = _unset(key)
+    _switch(config.method, "method", method)
     # From here on, a misspelt key is an error.
     config.lock()
     return config
 
 
+def name_part(config: ConfigDict, section: str, /, name: str, **options: object) -> None:
+    """Names the part of a section, with its options; options that are not given are its defaults.
+
+    The keys that each part of the section has, such as `optimizer.schedule`, stay as they are
+    unless they are given. So no option of the earlier part is left.
+
+    Args:
+      config: the config to change.
+      section: for example "model".
+      name: one of bam's parts, or MODULE:FUNCTION.
+      **options: keys of the section.
+
+    Raises:
+      InputError: for an option that the part lacks; the line lists its options.
+    """
+    chosen = config[section]
+    _switch(chosen, section, name)
+    for option, value in options.items():
+        if option not in chosen:
+            _add_option(chosen, section, option)
+        chosen[option] = value
+
+
 def add_options(config: ConfigDict, overrides: Mapping[str, object]) -> None:
     """Makes room in a config for the parts and options that a command line names.
 
-    If the command line names another part, its section loses the options that this part lacks, and
-    a method gets all of its options. Each option in the overrides is added with its default. The
-    caller sets the values.
+    If the command line names another part than the config, it is named as by `name_part`. Each
+    option in the overrides is added with its default. The caller sets the values.
 
     Args:
       config: the config to change.
@@ -55,10 +76,10 @@ def add_options(config: ConfigDict, overrides: Mapping[str, object]) -> None:
       InputError: for an option that the part lacks; the line lists its options.
     """
     # Names first: the options that a section can have depend on its part.
-    for section in parts.SECTIONS:
+    for section in (*parts.SECTIONS, "mechanism"):
         name = overrides.get(f"{section}.name")
-        if isinstance(name, str) and name and section in config and name != config[section].name:
-            _name_part(config[section], section, name)
+        if isinstance(name, str) and section in config and name != config[section].name:
+            name_part(config, section, name)
     for key in overrides:
         section, _, option = key.partition(".")
         has_parts = section in parts.SECTIONS and section in config
@@ -66,19 +87,58 @@ def add_options(config: ConfigDict, overrides: Mapping[str, object]) -> None:
             _add_option(config[section], section, option)
 
 
-def _name_part(options: ConfigDict, section: str, name: str) -> None:
-    defaults, permanent = parts.options_of(section, name), in_section(section)
-    # The section's keys are passed to the user's function, which may take none of them.
-    if ":" in name and parts.SECTIONS[section].passes_all and ANY not in defaults:
-        permanent = ("name",)
-    with options.unlocked():
-        for option in list(options):
-            if not (option in permanent or option in defaults or ANY in defaults):
-                del options[option]
-        options.name = name
-        # In a run's config.json, a method has all of its options, set or not.
-        if name in methods.METHODS and section == "method":
+def complete(config: ConfigDict) -> None:
+    """Adds the keys that sections of a config lack, with their defaults, and locks the sections.
+
+    A section lacks keys if a config file or a flag replaces it as a whole.
+    """
+    for section in {key.name.rpartition(".")[0] for key in KEYS}:
+        options = config.get(section)
+        if not isinstance(options, ConfigDict):
+            continue
+        defaults = {x: _unset(BY_NAME[f"{section}.{x}"]) for x in own(section)}
+        name = options.get("name", defaults.get("name"))
+        # A user's function gets the options that its section has, and no others.
+        if isinstance(name, str) and ":" not in name:
+            defaults |= _options_of(section, name)
+        with options.unlocked():
             options.update({x: default for x, default in defaults.items() if x not in options})
+        options.lock()
+
+
+def _switch(options: ConfigDict, section: str, name: str) -> None:
+    """Gives a section another part, with the part's defaults; the section's own keys stay."""
+    defaults = _options_of(section, name)
+    with options.unlocked():
+        for option in set(options) - set(own(section)):
+            del options[option]
+        options.name = name
+        options.update(defaults)
+
+
+def _options_of(section: str, name: str) -> dict[str, object]:
+    """The options that a section has with a part if none is set, with their values.
+
+    They are all of a method, and those in the table of keys. The others are added when they are
+    set, and until then the part has its defaults.
+    """
+    defaults = parts.options_of(section, name) if section in parts.SECTIONS else {}
+    if section == "method":
+        return defaults if name in methods.METHODS else {}
+    options = {}
+    for option, key in keys.options(section).items():
+        if key.default is None:
+            options[option] = _unset(key)
+        # A user's function need not take the option; without a default, it gets the table's.
+        elif option in defaults or ANY in defaults or ":" not in name:
+            default = defaults.get(option, inspect.Parameter.empty)
+            options[option] = key.default if default is inspect.Parameter.empty else default
+    return options
+
+
+def _unset(key: Key) -> object:
+    """The default of a key, which a key with a type of its own refers to."""
+    return config_dict.FieldReference(key.default, key.kind) if key.kind else key.default
 
 
 def _add_option(options: ConfigDict, section: str, option: str) -> None:

@@ -25,6 +25,8 @@ class Key(NamedTuple):
       changeable: whether it may differ when a run is resumed. Such keys decide when a run is
         evaluated and saved, never its weights.
       path: whether it is a path on this machine.
+      of_part: whether it is an option of some parts of its section. Another part has a value of
+        its own; all other keys of a section mean the same for each of its parts.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Key(NamedTuple):
     public: bool = False
     changeable: bool = False
     path: bool = False
+    of_part: bool = False
 
     def __str__(self) -> str:
         """A line for readers, with the default as JSON."""
@@ -75,7 +78,8 @@ KEYS = (
         names=("poisson", "banded", "full_batch", "random_allocation", "best_of_trials"),
         public=True),
     Key("mechanism.bands", None,
-        'Steps over which "banded" correlates the noise.', kind=int, most=2**16, public=True),
+        'Steps over which "banded" correlates the noise.', kind=int, most=2**16, public=True,
+        of_part=True),
     Key("num_examples", None,
         "N as a public constant: at least the number of training examples (of users, if users are "
         "protected), rounded up, or a bound that was known before. Then ε is for adding or "
@@ -106,8 +110,9 @@ KEYS = (
                "resnet9", "tanh_cnn", "vit_ti16", "vit_s16", "vit_b16", "wide_resnet",
                "wide_resnet_bam"), public=True),
     Key("model.width", 16,
-        "Channels of the first layer, or the widening factor of a wide ResNet.", most=2**16,
-        public=True),
+        "Channels of the first layer, or the widening factor of a wide ResNet. Another network "
+        "that the command line names has its own default.", most=2**16, public=True,
+        of_part=True),
     Key("init_from", "",
         'Weights to begin from: a safetensors file, or a folder that `bam export` wrote; "": '
         "random. They cost no privacy only if they were made without the private data, which "
@@ -130,7 +135,7 @@ KEYS = (
         names=("binary", "cross_entropy", "per_pixel", "squared_error"), public=True),
     Key("loss.weights", None,
         "Weights of the classes, which are public: do not compute them from the private data.",
-        kind=tuple, public=True),
+        kind=tuple, public=True, of_part=True),
     Key("lora.rank", 0,
         "Rank of the low-rank factors beside the linear layers whose names match `targets` "
         "(bam/models/lora.py); 0: none. To train them and the head alone: "
@@ -174,23 +179,26 @@ KEYS = (
         path=True),
     Key("features.whiten", None,
         "Scattering: strength of the whitening by two public photographs.", kind=float,
-        public=True),
+        public=True, of_part=True),
     Key("features.mirror", None,
-        "Scattering: average with the features of the mirror image.", kind=bool, public=True),
+        "Scattering: average with the features of the mirror image.", kind=bool, public=True,
+        of_part=True),
     Key("features.groups", None,
         "Scattering: groups of channels that are standardised within an image.", kind=int,
-        public=True),
-    Key("features.model", None, "Backbone: name of its network.", kind=str, public=True),
-    Key("features.weights", None, "Backbone: safetensors file of its public weights.", kind=str),
+        public=True, of_part=True),
+    Key("features.model", None, "Backbone: name of its network.", kind=str, public=True,
+        of_part=True),
+    Key("features.weights", None, "Backbone: safetensors file of its public weights.", kind=str,
+        of_part=True),
     Key("features.size", None,
         "Backbone: side in pixels of the squares to which images are resized.", kind=int,
-        public=True),
+        public=True, of_part=True),
     Key("features.mean", None,
         "Backbone: mean of the pixels that its weights expect, one number or three. Not set: mean, "
         "size and standard deviation are as in the file beside the weights; without such a file, "
-        "0.5, 224 and 0.5.", kind=object, public=True),
+        "0.5, 224 and 0.5.", kind=object, public=True, of_part=True),
     Key("features.std", None, "Backbone: standard deviation of the pixels, as `features.mean`.",
-        kind=object, public=True),
+        kind=object, public=True, of_part=True),
     Key("augment.views", 1,
         "K, the views of each example. Their losses are averaged before clipping.", most=2**12,
         public=True),
@@ -246,3 +254,14 @@ PATHS = tuple(key.name for key in KEYS if key.path)
 def in_section(section: str) -> tuple[str, ...]:
     """The keys that a section has with every part, without the section's name."""
     return tuple(x.name.rpartition(".")[2] for x in KEYS if x.name.rpartition(".")[0] == section)
+
+
+def own(section: str) -> tuple[str, ...]:
+    """The keys of a section that mean the same for each of its parts, such as `learning_rate`."""
+    return tuple(x for x in in_section(section) if not BY_NAME[f"{section}.{x}"].of_part)
+
+
+def options(section: str) -> dict[str, Key]:
+    """The options of parts that a section has with every part, set or not: the keys `of_part`."""
+    rows = {x: BY_NAME[f"{section}.{x}"] for x in in_section(section)}
+    return {x: key for x, key in rows.items() if key.of_part}

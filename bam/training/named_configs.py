@@ -55,8 +55,13 @@ def file_of(value: str) -> str:
 
 
 def load(value: str) -> "ConfigDict":
-    """The config of a value of `--config`; InputError if its file does not make one."""
+    """The config of a value of `--config`; InputError if its file does not make one.
+
+    Keys that a section of the file lacks are added with their defaults.
+    """
     from ml_collections import ConfigDict
+
+    from bam.training.config import complete
 
     file, colon, method = file_of(value).partition(":")
     with one_line_errors(file):
@@ -77,6 +82,7 @@ def load(value: str) -> "ConfigDict":
             f"{file} is not a config: get_config returns a {type(config).__name__}, not a "
             "ConfigDict"
         )
+    complete(config)
     return config
 
 

@@ -44,7 +44,7 @@ from bam.files import JsonObject
 from bam.models import finetune, losses
 from bam.named import Part
 from bam.privacy.plan import PrivacyPlan
-from bam.training import schedules
+from bam.training import keys, schedules
 from bam.training.methods import METHODS, Method
 from bam.training.schedules import Schedule
 
@@ -103,13 +103,11 @@ class Section(NamedTuple):
       rows: bam's parts, by name.
       num_given: number of arguments of a part's function before its options.
       returned: names that its result must have.
-      passes_all: whether the section's own keys are passed even if they are not set.
     """
 
     rows: Mapping[str, Part | Method | clipping.Clip]
     num_given: int
     returned: tuple[str, ...]
-    passes_all: bool = True
 
 
 REQUIRED = tuple(x for x in datasets.Dataset._fields if x not in datasets.Dataset._field_defaults)
@@ -117,10 +115,10 @@ SECTIONS = {
     "method": Section(METHODS, 1, ("ascend", "grad")),
     "clip": Section(clipping.CLIPS, 2, ("init", "update")),
     "optimizer": Section(OPTIMIZERS, 3, ("init", "update")),
-    "loss": Section(losses.LOSSES, 0, ("of_output", "check"), passes_all=False),
+    "loss": Section(losses.LOSSES, 0, ("of_output", "check")),
     "model": Section(models.MODELS, 1, ()),  # see `bam.models.as_functions`
-    "dataset": Section({}, 0, REQUIRED, passes_all=False),
-    "features": Section(FEATURES, 0, ("__call__",), passes_all=False),
+    "dataset": Section({}, 0, REQUIRED),
+    "features": Section(FEATURES, 0, ("__call__",)),
 }
 
 
@@ -139,7 +137,8 @@ def words(section: str, name: str) -> str:
 def options_of(section: str, name: str) -> dict[str, Any]:
     """The options of a part, with their defaults, as `named.options_of` returns them.
 
-    {} for a name that bam does not have.
+    Those of one of bam's parts are its public options and its keys in the table of keys. {} for a
+    name that bam does not have.
     """
     part = SECTIONS[section]
     if ":" in name:
@@ -150,7 +149,8 @@ def options_of(section: str, name: str) -> dict[str, Any]:
     if isinstance(row, Method):
         return dict(row.options)
     defaults = named.options_of(row.make, part.num_given)
-    return {x: defaults[x] for x in row.public_options}
+    taken = {*row.public_options, *keys.options(section)}
+    return {x: default for x, default in defaults.items() if x in taken}
 
 
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
