@@ -37,14 +37,14 @@ def get_config(method: str = "bam_sam") -> ConfigDict:
     config.augment.update({"views": 16, "shift": 4, "flip": "horizontal"})
     config.dataset.name = "cifar10"
     # The authors' code centres the weights without dividing by their deviation.
-    config.model = ConfigDict(
-        {
-            "name": "resnet9",
-            "width": 64,
-            "symmetries": 1,
-            "scale_norm": False,
-            "weight_standardisation": "centre",
-        }
+    base.name_part(
+        config,
+        "model",
+        "resnet9",
+        width=64,
+        symmetries=1,
+        scale_norm=False,
+        weight_standardisation="centre",
     )
     base.set_strength(config, dp_sat=0.086, bam_sam=0.02, bam_exact=0.02)
     config.eval.every = 120

@@ -7,13 +7,14 @@ Command:   bam sweep --config=cifar10_prior --methods=dp_sgd --num_seeds=5 --wor
 
 from ml_collections import ConfigDict
 
+from bam.training import config as base
 from configs import cifar10_scattering
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
     """Returns the configuration of a method on features of CIFAR-10 from drawn images."""
     config = cifar10_scattering.get_config(method)
-    config.features = ConfigDict({"name": "prior", "cache": ""})
+    base.name_part(config, "features", "prior")
     config.epsilon = 1.0
     config.expected_batch_size = 8192
     config.num_steps = 100

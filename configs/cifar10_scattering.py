@@ -42,14 +42,13 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.expected_batch_size = 4096
     config.num_epochs = 10
     config.microbatch_size = 8  # the fastest of 1, 4, 8, 16 and 32 for the linear model
-    config.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
     # A run without privacy does not clip: its gradients are not in units of C, but some 100 long.
-    config.optimizer.update(
-        {"learning_rate": learning_rate, "per_clip_norm": method != "non_private"}
-    )
+    per_clip_norm = method != "non_private"
+    base.name_part(config, "optimizer", "sgd", momentum=0.9, per_clip_norm=per_clip_norm)
+    config.optimizer.learning_rate = learning_rate
     config.dataset.name = "cifar10"
-    config.features.update({"name": "scattering", "whiten": 1.0, "mirror": True, "groups": 1})
-    config.model = ConfigDict({"name": "linear", "width": 64})
+    base.name_part(config, "features", "scattering", whiten=1.0, mirror=True, groups=1)
+    base.name_part(config, "model", "linear")
     if strength:
         base.set_strength(config, **{method: strength})
     return config

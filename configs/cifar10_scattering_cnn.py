@@ -16,13 +16,14 @@ train for 60 epochs of 8192 expected examples, here it is 10 of 4096.
 
 from ml_collections import ConfigDict
 
+from bam.training import config as base
 from configs import cifar10_scattering
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
     """Returns the configuration of a method for the CNN on scattering features of CIFAR-10."""
     config = cifar10_scattering.get_config(method)
-    config.model.name = "tanh_cnn"
+    base.name_part(config, "model", "tanh_cnn")
     config.microbatch_size = 1
     if method != "non_private":  # the best of three for DP-SGD at ε = 3: docs/results_features.md
         config.clip_norm, config.optimizer.learning_rate = 0.1, 0.8

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 
 from bam.errors import InputError
+from bam.training import config as base
 from configs import digits
 
-# Name -> (method, sections that differ from its config).
+# Name -> (method, parts that differ from its config's, each with its options).
 EXTENSIONS = {
     "dp_sgd": ("dp_sgd", {}),
     "bam_sam": ("bam_sam", {}),
@@ -57,11 +58,7 @@ def get_config(name: str = "automatic") -> ConfigDict:
 
 
 def extended(config: ConfigDict, sections: Mapping[str, Mapping[str, object]]) -> ConfigDict:
-    """Replaces sections of a config; an optimizer without a learning rate keeps the config's."""
-    learning_rate = config.optimizer.learning_rate
-    with config.unlocked():
-        for key, section in sections.items():
-            config[key] = ConfigDict(section)
-        if "learning_rate" not in config.optimizer:
-            config.optimizer.learning_rate = learning_rate
+    """Names the parts of sections, with their options, in a config."""
+    for key, options in sections.items():
+        base.name_part(config, key, **options)
     return config

@@ -12,6 +12,7 @@ The network and the size of a run are those of configs/cifar10_small.py.
 
 from ml_collections import ConfigDict
 
+from bam.training import config as base
 from configs import cifar10_small
 
 # Trained part of a network -> the regular expression for `trainable`; `{head}` is the last layer.
@@ -26,13 +27,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     """Returns the configuration of a method on the private classes."""
     config = cifar10_small.get_config(method)
     config.expected_batch_size = 256  # of 25,000 images
-    with config.unlocked():
-        config.dataset.update(
-            {
-                "name": "examples.some_classes:some_classes",
-                "of": "cifar10",
-                "classes": (5, 6, 7, 8, 9),
-            }
-        )
+    some_classes = "examples.some_classes:some_classes"
+    base.name_part(config, "dataset", some_classes, of="cifar10", classes=(5, 6, 7, 8, 9))
     config.eval.every = 10
     return config

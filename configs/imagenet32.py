@@ -13,7 +13,7 @@ Accuracy, %, one run each in the paper:
 Departures: the paper's δ = 8e-7 is above 1/N for all N = 1,281,167 training images, hence 7.5e-7;
 the authors held some images out (N ≈ 1.095 million), here all are trained on. Poisson batches of
 expected size 4096 = 8 × 512. The model is De et al.'s WRN-16-4;
-`--config.model.name=wide_resnet_bam` is the BAM authors' variant.
+`--config.model.name=wide_resnet_bam` is the BAM authors' variant, without weight standardisation.
 """
 
 from ml_collections import ConfigDict
@@ -33,9 +33,7 @@ def get_config(method: str = "bam_sam") -> ConfigDict:
     config.optimizer.learning_rate = 1e-3
     config.augment.update({"views": 4, "shift": 4, "flip": "horizontal"})
     config.dataset.name = "imagenet32"
-    config.model = ConfigDict(
-        {"name": "wide_resnet", "width": 4, "weight_standardisation": "standardise"}
-    )
+    base.name_part(config, "model", "wide_resnet", width=4, weight_standardisation="standardise")
     base.set_strength(config, dp_sat=0.07, bam_sam=0.005, bam_exact=0.005)
     config.eval.every = 1000
     return config

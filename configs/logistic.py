@@ -30,9 +30,9 @@ def get_config(method_and_clipping: str = "dp_sgd,gradients") -> ConfigDict:
     config.expected_batch_size = 455  # all examples: q = 1
     config.num_epochs = 100
     config.microbatch_size = 91
-    config.optimizer.update({"name": "sgd", "learning_rate": 2.0})
+    base.name_part(config, "optimizer", "sgd", learning_rate=2.0)
     config.dataset.name = "breast_cancer"
-    config.model = ConfigDict({"name": "linear", "width": 1})
+    base.name_part(config, "model", "linear")
     if clipping == "inputs":
         config.input_clip_norm = INPUT_CLIP_NORM
         config.clip_norm = math.sqrt(2) * math.sqrt(INPUT_CLIP_NORM**2 + 1)

@@ -27,7 +27,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config.microbatch_size = 8
     config.optimizer.learning_rate = 2e-3
     config.dataset.name = "mnist"
-    config.model = ConfigDict({"name": "lenet5", "width": 1})
+    base.name_part(config, "model", "lenet5")
     base.set_strength(config, dp_sat=0.086, bam_sam=0.02, bam_exact=0.02)
     config.eval.every = 100
     return config

@@ -17,7 +17,7 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     """Returns the configuration of a method on a folder of images of 224 × 224."""
     config = base.get_config(method)
     config.dataset.name = "folder"
-    config.model = ConfigDict({"name": "vit_s16", "width": 1})
+    base.name_part(config, "model", "vit_s16")
     config.trainable = "lora|^head"
     config.lora.update({"rank": 8, "targets": "qkv|proj|fc"})
     config.expected_batch_size = 1024
