@@ -37,7 +37,7 @@ def search(
     loading.kept_datasets.clear()
     overrides = {"model.name": "linear", "num_steps": 3, "microbatch_size": 64, **overrides}
     study = comparison.make_study(
-        lambda method: method_config(FILE, method, overrides, private_search.FIXED),
+        lambda method, names: method_config(FILE, method, overrides, private_search.FIXED, names),
         ["dp_sgd"], settings or {"optimizer.learning_rate": rates.split(",")}, holdout,
     )  # fmt: skip
     chosen = selection.Selection(*trials)

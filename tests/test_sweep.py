@@ -155,7 +155,9 @@ def grid(methods="dp_sgd", settings=(), holdout=0, smaller=1, fixed=(), **overri
     settings = comparison.settings_of(settings)
     overrides = {"model.name": "linear", "num_steps": 3, **overrides}
     return comparison.make_study(
-        lambda method: method_config(FILE, method, overrides, {"dataset.holdout", *fixed}),
+        lambda method, names: method_config(
+            FILE, method, overrides, {"dataset.holdout", *fixed}, names
+        ),
         methods.split(","), settings, holdout, smaller,
     )  # fmt: skip
 

@@ -29,7 +29,7 @@ def sweep(flags: FlagValues) -> int:
         raise InputError(f"--private sets {', '.join(set_twice)}: leave it out of --set")
     fixed |= {"dataset.holdout", *chosen}
     study = comparison.make_study(
-        lambda method: method_config(file, method, overrides, fixed),
+        lambda method, names: method_config(file, method, overrides, fixed, names),
         flags.methods,
         chosen,
         flags.holdout,

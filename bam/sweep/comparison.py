@@ -184,7 +184,7 @@ class Study:
 
 
 def make_study(
-    config_of: Callable[[str], ConfigDict],
+    config_of: Callable[[str, Mapping[str, str]], ConfigDict],
     methods: Sequence[str],
     settings: Mapping[str, Sequence[str]],
     holdout: int = 0,
@@ -193,7 +193,8 @@ def make_study(
     """Every method at every combination of settings, compared with the first method at the same.
 
     Args:
-      config_of: method -> its config.
+      config_of: `(method, names) -> config`, with the parts that the settings name, SECTION.name
+        -> part.
       methods: METHOD or METHOD:STRENGTH, the baseline first.
       settings: key of the config -> values, as texts of a command line.
       holdout: number of training images that are held out to evaluate the runs; 0: the test split
@@ -207,7 +208,8 @@ def make_study(
     baseline = {}
     for method, values in itertools.product(methods, itertools.product(*settings.values())):
         chosen = dict(zip(settings, values, strict=True))
-        config = config_of(method)
+        # The parts first: the options of a command line are those of the parts that are named.
+        config = config_of(method, {k: x for k, x in chosen.items() if k.endswith(".name")})
         add_options(config, chosen)
         for key, value in chosen.items():
             set_key(config, key, value)

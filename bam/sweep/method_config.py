@@ -1,19 +1,24 @@
 """The config of a method with a strength and the settings of a command line."""
 
 from collections.abc import Iterable
+from types import MappingProxyType
 
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonMapping
 from bam.training import methods, named_configs
-from bam.training.config import add_options
+from bam.training.config import add_options, complete
 
 with needs("train"):
     from ml_collections import ConfigDict
 
 
 def method_config(
-    file: str, method: str, overrides: JsonMapping, fixed: Iterable[str] = ()
+    file: str,
+    method: str,
+    overrides: JsonMapping,
+    fixed: Iterable[str] = (),
+    names: JsonMapping = MappingProxyType({}),
 ) -> ConfigDict:
     """The config that a file gives for METHOD, or for METHOD:STRENGTH if the method has a strength.
 
@@ -23,6 +28,7 @@ def method_config(
       overrides: key -> value, for all methods. A key `method.KEY` is set for the methods with that
         key and ignored for the others.
       fixed: keys that the caller sets, so that an override must not.
+      names: SECTION.name -> the part that the caller names, whose options the overrides set.
 
     Raises:
       InputError: for an override of a fixed key, a key or value that the config does not take, a
@@ -36,7 +42,8 @@ def method_config(
     if set_twice := sorted(keys & set(overrides)):
         raise InputError(f"this command sets {', '.join(set_twice)} itself: leave it out")
     config = named_configs.load(f"{file}:{name}")
-    add_options(config, {k: x for k, x in overrides.items() if not k.startswith("method.")})
+    given = {k: x for k, x in overrides.items() if not k.startswith("method.")}
+    add_options(config, {**given, **names})
     for key, value in overrides.items():
         if key.startswith("method.") and key.removeprefix("method.") not in config.method:
             continue
@@ -49,4 +56,5 @@ def method_config(
             config.method[strength] = float(number)
         except ValueError:
             raise InputError(f"--methods={method}: {number!r} is not a number") from None
+    complete(config)  # an override may replace a whole section
     return config
