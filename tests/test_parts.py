@@ -1,22 +1,29 @@
 """A part is a row with its words and options: what is added here is found wherever it is read."""
 
 import json
+import math
+import runpy
 
+import jax
 import pytest
 from absl import flags
+from ml_collections import ConfigDict
 
 import bam
+from bam import models
 from bam.cli import console, options
 from bam.cli.main import main
 from bam.core import clipping
 from bam.core.clipping import Clip
 from bam.errors import InputError
+from bam.models.wide_resnet import WideResNet, WideResNetBam
 from bam.privacy import statement
 from bam.release import export
 from bam.sweep import comparison
 from bam.sweep.method_config import method_config
-from bam.training import keys, loop, parts
-from configs import cifar10, digits
+from bam.training import config as config_
+from bam.training import keys, loop, named_configs, parts, rundir
+from configs import cifar10, digits, imagenet32
 from tests.cases import refused
 from tests.runs import own_data, tiny
 
@@ -84,12 +91,12 @@ def parsed(*arguments):
         (
             ("=digits:dp_sgd", ".model.name=resnet9", ".model.symmetries=2"),
             "model",
-            {"name": "resnet9", "width": 16, "symmetries": 2},
+            {"name": "resnet9", "width": 64, "symmetries": 2},
         ),
         (
             ("=digits:dp_sgd", ".model.symmetries=2", ".model.name=resnet9"),  # in any order
             "model",
-            {"name": "resnet9", "width": 16, "symmetries": 2},
+            {"name": "resnet9", "width": 64, "symmetries": 2},
         ),
         (
             ("=cifar10:dp_sgd", ".model.norm_last=true"),  # the config names the part
@@ -99,7 +106,7 @@ def parsed(*arguments):
         (
             ("=cifar10:dp_sgd", ".model.name=linear"),  # which has none of these options
             "model",
-            {"name": "linear", "width": 64},
+            {"name": "linear", "width": 1},
         ),
         (
             ("=digits:dp_sgd", ".method.name=bam_sam", ".method.radius=0.02"),
@@ -115,7 +122,7 @@ def parsed(*arguments):
         (
             ("=digits:dp_sgd", ".model.name", "resnet9", ".model.symmetries", "4"),
             "model",
-            {"name": "resnet9", "width": 16, "symmetries": 4},
+            {"name": "resnet9", "width": 64, "symmetries": 4},
         ),
         (
             ("=digits:dp_sgd", ".clip.name=normalize", ".clip.gamma=0.1"),
@@ -203,12 +210,13 @@ def test_an_option_that_the_part_lacks_is_refused_in_a_line_that_lists_its_optio
 
 
 def test_a_sweep_sets_options_of_the_parts_that_its_settings_name():
+    config_of = lambda method, names: digits.get_config(method)  # noqa: E731
     study = comparison.make_study(
-        digits.get_config, ["dp_sgd"], {"model.symmetries": ["1", "2"], "model.name": ["resnet9"]}
+        config_of, ["dp_sgd"], {"model.symmetries": ["1", "2"], "model.name": ["resnet9"]}
     )
     assert [x.model.symmetries for x in study.groups.values()] == [1, 2]
     with pytest.raises(InputError, match="model convnet has no option 'symmetries': its options"):
-        comparison.make_study(digits.get_config, ["dp_sgd"], {"model.symmetries": ["1", "2"]})
+        comparison.make_study(config_of, ["dp_sgd"], {"model.symmetries": ["1", "2"]})
 
 
 def test_options_of_a_sweeps_command_line_follow_the_part_for_every_method():
@@ -217,6 +225,164 @@ def test_options_of_a_sweeps_command_line_follow_the_part_for_every_method():
         config = method_config("configs/digits.py", method, given)
         assert config.model.symmetries == 2
         assert config.method.get("radius") == (0.5 if method == "bam_sam" else None)
+
+
+def test_what_a_sweep_sets_for_every_part_stays_when_its_settings_name_another():
+    def widths(**overrides):
+        study = comparison.make_study(
+            lambda method, names: method_config("configs/cifar10.py", method, overrides, (), names),
+            ["dp_sgd"],
+            {"model.name": ["resnet9", "wide_resnet", "convnet"]},
+        )
+        return [config.model.width for config in study.groups.values()]
+
+    assert widths(**{"model.width": 8}) == [8, 8, 8]
+    assert widths() == [64, 4, 16]  # the control: that of the config, and those of the parts
+
+
+# A part that the command line names is as it would be alone.
+
+NAMES = {
+    **{section: tuple(part.rows) for section, part in parts.SECTIONS.items() if part.rows},
+    "dataset": keys.BY_NAME["dataset.name"].names,
+    "mechanism": keys.BY_NAME["mechanism.name"].names,
+}
+SHIPPED = sorted(named_configs.shipped())
+
+
+@pytest.mark.parametrize("shipped", SHIPPED)
+def test_a_part_that_a_flag_names_has_its_own_options_and_the_keys_of_the_section(shipped):
+    before = parsed(f"={shipped}").to_dict()
+    for section, name in [(s, name) for s, names in NAMES.items() for name in names]:
+        own = {x: before[section][x] for x in keys.own(section)}
+        alone = parsed("=base", f".{section}.name={name}")[section].to_dict()
+        after = parsed(f"={shipped}", f".{section}.name={name}").to_dict()
+        named = name == before[section]["name"]
+        expected = before[section] if named else {**alone, **own, "name": name}
+        assert after[section] == expected, (section, name)
+        model_too = {"model": after["model"]} if section == "features" else {}  # of "folder"
+        assert after == {**before, section: expected, **model_too}, (section, name)
+
+
+@pytest.mark.parametrize("section", ["model", "clip", "optimizer", "method"])
+def test_flags_set_the_options_of_the_part_that_another_flag_names(section):
+    other = {bool: lambda x: not x, int: lambda x: x + 1, float: lambda x: x / 2 + 0.25}
+    for name in NAMES[section]:
+        options = {
+            option: other.get(type(default), lambda x: x + "a")(default)
+            for option, default in parts.options_of(section, name).items()
+        }
+        given = [f".{section}.{option}={value}" for option, value in options.items()]
+        after = parsed("=cifar100:bam_exact", f".{section}.name={name}", *given)[section]
+        assert {x: after[x] for x in options} == options
+
+
+@pytest.mark.parametrize("name", NAMES["model"])
+def test_a_network_that_a_flag_names_alone_is_as_its_maker_makes_it(name):
+    model = parsed("=cifar10:dp_sgd", f".model.name={name}").model
+    resnet9 = {"weight_standardisation": "centre"} if name == "resnet9" else {}  # the config's own
+    assert parts.make_model(model, 10) == models.MODELS[name].make(10, **resnet9)
+
+
+def num_params(model, num_classes=100):
+    network = models.as_functions(parts.make_model(model, num_classes), (32, 32, 3))
+    shapes = jax.eval_shape(network.init, jax.random.key(0))
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+
+
+def test_a_wide_resnet_in_place_of_a_resnet9_is_the_one_of_the_paper():
+    model = parsed("=cifar100:bam_sam", ".model.name=wide_resnet").model
+    assert num_params(model) == num_params(imagenet32.get_config().model) == 2_776_948
+    model.width = cifar10.get_config().model.width  # the control: the channels of the ResNet-9
+    assert num_params(model) == 700_109_428
+
+
+def test_the_other_network_of_imagenet32_is_the_one_of_its_authors():
+    model = parsed("=imagenet32:bam_sam", ".model.name=wide_resnet_bam").model
+    assert parts.make_model(model, 10) == WideResNetBam(10)
+    assert parts.make_model(imagenet32.get_config().model, 10) == WideResNet(10)
+
+
+def test_a_method_that_a_flag_names_has_its_own_strength_and_a_config_sets_another():
+    assert parsed("=cifar10:bam_sam", ".method.name=dp_sat").method.radius == 0.05
+    given = parsed("=cifar10:bam_sam", ".method.name=dp_sat", ".method.radius=0.1")
+    assert given.method.radius == 0.1
+    assert parsed("=cifar10:dp_sat").method.radius == 0.086
+
+
+def test_features_that_a_flag_takes_away_leave_no_option():
+    config = parsed("=cifar10_scattering", ".features.name=")
+    assert parts.make_features(config.features) is None
+    assert parsed("=cifar10_scattering").features.whiten == 1.0
+
+
+def test_bands_are_those_of_the_mechanism_that_is_named():
+    file = "tests/test_parts.py:banded"
+    assert parsed(f"={file}").mechanism.bands == 4
+    assert parsed(f"={file}", ".mechanism.name=poisson").mechanism.bands is None
+
+
+def get_config(kind):
+    """The config of a user's file, of which a part is named in one of several ways."""
+    config = config_.get_config("dp_sgd")
+    if kind == "banded":
+        config.mechanism.update({"name": "banded", "bands": 4})
+    if kind == "replaced":
+        config.optimizer = ConfigDict({"name": "sgd", "momentum": 0.9})
+        config.model = ConfigDict({"name": "wide_resnet"})
+        config.augment = {"views": 2}
+        config.method = {"name": "bam_sam", "radius": 0.02}
+    if kind == "named":
+        config_.name_part(config, "optimizer", "sgd", momentum=0.9)
+        config_.name_part(config, "model", "wide_resnet")
+        config.augment.views = 2
+        config_.name_part(config, "method", "bam_sam", radius=0.02)
+    if kind == "own":
+        config.model = ConfigDict({"name": "tests.test_parts:without_width", "depth": 2})
+    return config
+
+
+def test_a_section_that_a_file_replaces_has_the_keys_of_every_part():
+    file = "tests/test_parts.py"
+    assert parsed(f"={file}:replaced") == parsed(f"={file}:named")
+    optimizer = parsed(f"={file}:replaced", ".optimizer.schedule=linear").optimizer
+    assert optimizer.to_dict() == {
+        "name": "sgd", "learning_rate": 2e-3, "schedule": "linear", "warmup_steps": 0,
+        "momentum": 0.9,
+    }  # fmt: skip
+    own = parsed(f"={file}:own").model  # a function gets no option that it was not given
+    assert own.to_dict() == {"name": "tests.test_parts:without_width", "depth": 2}
+    for wrong in (".optimizer.nesterov=true", ".optimizer.schedul=linear"):
+        refused("optimizer sgd has no option", parsed, f"={file}:replaced", wrong)
+
+
+def test_a_section_that_a_flag_replaces_has_the_keys_of_every_part():
+    config = parsed("=cifar10:dp_sgd", ".optimizer={'name': 'sgd', 'learning_rate': 1.0}")
+    assert config.optimizer.to_dict() == {
+        "name": "sgd", "learning_rate": 1.0, "schedule": "constant", "warmup_steps": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("shipped", SHIPPED)
+def test_every_config_that_is_shipped_has_every_key_of_its_sections(shipped):
+    get_config = runpy.run_path(named_configs.file_of(shipped))["get_config"]
+    config = rundir.flat(get_config().to_dict())  # before keys are added that it lacks
+    assert {key.name for key in keys.KEYS if not key.of_part} - config.keys() == set()
+
+
+def test_a_config_names_a_part_with_its_options_alone():
+    config = cifar10.get_config("dp_sgd")
+    config.optimizer.schedule = "cosine"
+    config_.name_part(config, "model", "resnet9", symmetries=2)
+    config_.name_part(config, "optimizer", "sgd", learning_rate=0.5)
+    assert config.model.to_dict() == {"name": "resnet9", "width": 64, "symmetries": 2}
+    assert config.optimizer.to_dict() == {
+        "name": "sgd", "learning_rate": 0.5, "schedule": "cosine", "warmup_steps": 0,
+    }  # fmt: skip
+    refused(
+        "optimizer sgd has no option 'momentun': did you mean optimizer.momentum",
+        config_.name_part, config, "optimizer", "sgd", momentun=0.9,
+    )  # fmt: skip
 
 
 def test_a_build_refuses_a_surplus_option_and_lists_those_that_there_are():

@@ -19,7 +19,7 @@ from bam.files import (
 from bam.privacy import run
 from bam.privacy.plan import PrivacyPlan
 from bam.training import methods
-from bam.training.keys import CHANGEABLE
+from bam.training.keys import CHANGEABLE, KEYS
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -152,7 +152,10 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
     """The first differing key that must not change, with both values; "" if all agree."""
-    recorded, current = flat(recorded), flat(as_json(config))
+    current = flat(as_json(config))
+    # A key that the record lacks had its default: a section of the config may lack keys.
+    unset = {key.name: key.default for key in KEYS if key.name in current}
+    recorded = unset | flat(recorded)
     # Names first: another method also has other options, and its name explains the difference.
     for key in sorted(recorded | current, key=lambda key: (not key.endswith(".name"), key)):
         if recorded.get(key) != current.get(key) and key not in CHANGEABLE:
