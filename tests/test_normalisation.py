@@ -324,15 +324,56 @@ def test_logits_of_a_png_are_those_of_the_package_that_the_weights_are_from(netw
 
     built, ours = logits()
     np.testing.assert_allclose(ours, right, atol=1e-4)
-    assert f"images are normalised for these weights: {built.normalisation}" in train.describe(
-        built
-    )
+    used = built.normalisation._replace(size=None, interpolation="")
+    assert f"images are normalised for these weights: {used}" in train.describe(built)
     source = HF if "transformers" in name else CONFIG
     assert str(file.parent / source) in str(built.normalisation)
     # The control: with the mean of another library's weights they are others.
     _, wrong = logits(init_mean=0.5)
     assert np.abs(wrong - right).max() > 1e-3
     np.testing.assert_allclose(wrong, reference_logits(name, picture, mean=0.5), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "unused", "warning"),
+    [
+        (
+            {"size": [3, 224, 192]},
+            "224 × 192, bicubic",
+            "warning: these weights expect images of 224 × 192, and yours are 32 × 32, a grid of "
+            "2 × 2 patches: --config.features.name=backbone resizes images (docs/finetuning.md)",
+        ),
+        (
+            {"size": [3, 224, 192], "dataset": "folder"},
+            "224 × 192, bicubic",
+            "warning: these weights expect images of 224 × 192, and yours are 32 × 32, a grid of "
+            "2 × 2 patches: import them again with --size=224x192 (docs/finetuning.md)",
+        ),
+        ({"size": [3, 32, 32]}, "bicubic", ""),  # the control: images of this size
+        ({"size": None, "interpolation": ""}, "", ""),  # and a file that says no more
+    ],
+)
+def test_the_plan_says_what_of_the_weights_preprocessing_is_not_used(
+    changes, unused, warning, tmp_path
+):
+    network = models.as_functions(models.create("vit_ti16", 10, 1), (32, 32, 3))
+    like = jax.eval_shape(network.init, jax.random.key(0))
+    beside_it = COLOUR | {"interpolation": changes.get("interpolation", "bicubic")}
+    if changes["size"]:
+        beside_it["input_size"] = changes["size"]
+    file = beside(tmp_path, {CONFIG: beside_it})
+    finetune.save(jax.tree.map(lambda x: jnp.full(x.shape, 0.01, x.dtype), like), file)
+    settings = {"model.name": "vit_ti16", "init_fresh": "^head"}
+    built = fine_tuned(file, np.zeros((4, 32, 32, 3), np.uint8), **settings)
+    built.config.dataset.name = changes.get("dataset", "digits")
+    plan = train.describe(built).splitlines()
+    because = "; not used, because images stay as they are: "
+    expected = (
+        "images are normalised for these weights: mean 0.485, 0.456, 0.406; "
+        f"std 0.229, 0.224, 0.225 ({tmp_path / CONFIG})" + (because + unused if unused else "")
+    )
+    start = plan.index(expected)
+    assert plan[start + 1 :] == ([warning] if warning else [])
 
 
 def test_features_of_a_png_are_what_the_package_has_before_its_head(network, picture):

@@ -1,7 +1,7 @@
 """Trains one model privately."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import jax
@@ -10,6 +10,7 @@ from absl.flags import FlagValues
 from bam import files, waits
 from bam.cli import console
 from bam.core import processes
+from bam.models.vision_transformer import PATCH
 from bam.privacy.rounding import rounded_up
 from bam.training import devices, loading, loop, rundir, tuning
 
@@ -85,9 +86,43 @@ def describe(trainer: loop.Trainer) -> str:
         lines.append(f"features by {features}, a fixed map of each image: they cost no privacy")
     if config.init_from:
         lines.append(f"weights of {config.init_from}: {condition.format('they were')}")
-    if expected := trainer.normalisation:
-        lines.append(f"images are normalised for these weights: {expected}")
-    return "\n".join(lines)
+    return "\n".join(lines + preprocessing(trainer))
+
+
+def preprocessing(trainer: loop.Trainer) -> list[str]:
+    """Lines on what a run uses of the preprocessing that its weights expect; [] without weights."""
+    expected, config = trainer.normalisation, trainer.config
+    if expected is None:
+        return []
+    if config.features.name:  # a backbone resizes the images, too
+        return [f"images are normalised for these weights: {expected}"]
+    sides = trainer.dataset.train.images.shape[-3:-1]
+    has_other = expected.size is not None and expected.size != sides
+    size = times(expected.size) if expected.size else ""
+    unused = [*([size] if has_other else []), *filter(None, [expected.interpolation])]
+    used = expected._replace(size=None, interpolation="")
+    line = f"images are normalised for these weights: {used}"
+    if unused:
+        line += f"; not used, because images stay as they are: {', '.join(unused)}"
+    if not has_other:
+        return [line]
+    is_vit = ":" not in config.model.name and config.model.name.startswith("vit_")
+    grid = f", a grid of {times([x // PATCH for x in sides])} patches" if is_vit else ""
+    remedy = (
+        f"import them again with --size={'x'.join(map(str, expected.size))}"
+        if config.dataset.name == "folder"
+        else "--config.features.name=backbone resizes images"
+    )
+    return [
+        line,
+        f"warning: these weights expect images of {size}, and yours are {times(sides)}{grid}: "
+        f"{remedy} (docs/finetuning.md)",
+    ]
+
+
+def times(sides: Iterable[int]) -> str:
+    """For example "224 × 192"."""
+    return " × ".join(map(str, sides))
 
 
 def devices_of(trainer: loop.Trainer) -> str:

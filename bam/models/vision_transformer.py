@@ -9,6 +9,8 @@ from jaxtyping import Array, Float
 
 from bam.errors import InputError
 
+PATCH = 16  # pixels of a side of a patch
+
 
 class VisionTransformer(nn.Module):
     """ViT with a class token, LayerNorm before each layer, exact GELU and a linear head.
@@ -24,7 +26,7 @@ class VisionTransformer(nn.Module):
     features: int
     num_heads: int
     depth: int = 12
-    patch: int = 16
+    patch: int = PATCH
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
