@@ -69,6 +69,20 @@ def test_resuming_with_another_config_is_refused_naming_the_key(experiment, stop
     assert (stopped / "metrics.jsonl").read_text() == before
 
 
+def test_a_run_whose_record_lacks_keys_resumes_with_their_defaults_alone(experiment, stopped):
+    record = json.loads((stopped / "config.json").read_text())
+    del record["optimizer"]["schedule"], record["optimizer"]["warmup_steps"]
+    del record["features"]["whiten"]
+    (stopped / "config.json").write_text(json.dumps(record))
+    for key, value in {"schedule": "linear", "warmup_steps": 1}.items():
+        with pytest.raises(
+            ValueError, match=f"holds a run with optimizer.{key} = .*, not {value!r}"
+        ):
+            rundir.check_resumable(stopped, tiny("dp_sgd", seed=0, **{f"optimizer.{key}": value}))
+    whole = loop.train(experiment, 0)
+    assert_same_bits(loop.train(experiment, 0, stopped).state.params, whole.state.params)
+
+
 def test_resuming_on_other_data_or_another_plan_is_refused(experiment, stopped, monkeypatch):
     dataset = experiment.dataset
     images = dataset.train.images.copy()
