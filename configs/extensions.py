@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from ml_collections import ConfigDict
 
 from bam.errors import InputError
+from bam.files import JsonMapping
 from bam.training import config as base
 from configs import digits
 
@@ -57,7 +58,7 @@ def get_config(name: str = "automatic") -> ConfigDict:
     return extended(digits.get_config(method), sections)
 
 
-def extended(config: ConfigDict, sections: Mapping[str, Mapping[str, object]]) -> ConfigDict:
+def extended(config: ConfigDict, sections: Mapping[str, JsonMapping]) -> ConfigDict:
     """Names the parts of sections, with their options, in a config."""
     for key, options in sections.items():
         base.name_part(config, key, **options)

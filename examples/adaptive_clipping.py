@@ -15,7 +15,7 @@ a hundredfold in a run. The source clips changes of weights, and multiplies by C
 Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, "Differentially Private Learning with Adaptive
 Clipping" (arXiv 1905.03871), Algorithm 1 and Theorem 1.
 
-Config: `config.clip = ConfigDict({"name": "examples.adaptive_clipping:clip", "quantile": 0.5})`
+Config: `name_part(config, "clip", "examples.adaptive_clipping:clip", quantile=0.5)`
 """
 
 import math

@@ -5,7 +5,7 @@
 Source: Bu, Wang, Zha, Karypis 2023, "Automatic Clipping: Differentially Private Deep Learning Made
 Easier and Stronger" (arXiv 2206.07136).
 
-Config: `config.clip = ConfigDict({"name": "examples.automatic_clipping:clip", "gamma": 0.01})`
+Config: `name_part(config, "clip", "examples.automatic_clipping:clip", gamma=0.01)`
 """
 
 import jax

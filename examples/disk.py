@@ -13,9 +13,9 @@ Source: Zhang et al. 2025, "DiSK: Differentially Private Optimizer with Simplifi
 Noise Reduction" (arXiv 2410.03883), Algorithm 1, with η g in place of θ_t − θ_{t−1}: the same for
 SGD without momentum.
 
-Config: `config.method = ConfigDict({"name": "examples.disk:oracle", "kappa": 0.7, "gamma": 0.5,
-"learning_rate": config.optimizer.learning_rate})` and
-`config.clip = ConfigDict({"name": "examples.disk:clip", "kappa": 0.7})`
+Config: `name_part(config, "method", "examples.disk:oracle", kappa=0.7, gamma=0.5,
+learning_rate=config.optimizer.learning_rate)` and
+`name_part(config, "clip", "examples.disk:clip", kappa=0.7)`
 """
 
 import jax

@@ -9,8 +9,7 @@ more than the noise, and becomes SGD with momentum.
 Source: Tang, Shpilevskiy, Lécuyer 2024, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You
 Apply Bias Correction)" (arXiv 2312.14334), Algorithm 1.
 
-Config: `config.optimizer = ConfigDict({"name": "examples.dp_adam_bc:optimizer",
-"learning_rate": 2e-3})`.
+Config: `name_part(config, "optimizer", "examples.dp_adam_bc:optimizer", learning_rate=2e-3)`
 """
 
 import jax

@@ -8,7 +8,7 @@ most about C / √r, near ‖g‖ = √r, and C for the smallest gradients.
 Source: Xia, Shen, Yao, Fu, Xu, Xu, Fu 2023, "Differentially Private Learning with Per-Sample
 Adaptive Clipping" (arXiv 2212.00328), Algorithm 1.
 
-Config: `config.clip = ConfigDict({"name": "examples.dp_psac:clip", "r": 0.1})`
+Config: `name_part(config, "clip", "examples.dp_psac:clip", r=0.1)`
 """
 
 import jax

@@ -9,8 +9,7 @@ about the minimum. Adam's second moment also sees the filtered gradient here.
 Source: Zhang, Bu, Balle, Hong, Razaviyayn, Mirrokni 2024, "DOPPLER: Differentially Private
 Optimizers with Low-pass Filter for Privacy Noise Reduction" (arXiv 2408.13460).
 
-Config: `config.optimizer = ConfigDict({"name": "examples.low_pass:adam", "decay": 0.9,
-"learning_rate": 1e-2})`
+Config: `name_part(config, "optimizer", "examples.low_pass:adam", decay=0.9, learning_rate=1e-2)`
 """
 
 import optax

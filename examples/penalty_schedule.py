@@ -8,8 +8,8 @@ The step number is public, so a schedule costs no privacy. It is the same for th
 Source of the penalty: Knolle et al. 2023 (arXiv 2308.12018), with a constant λ; the schedule is an
 experiment of this project.
 
-Config: `config.method = ConfigDict({"name": "examples.penalty_schedule:oracle", "radius": 0.02,
-"last_step": 100, "linear": False})`
+Config: `name_part(config, "method", "examples.penalty_schedule:oracle", radius=0.02, last_step=100,
+linear=False)`
 """
 
 import jax

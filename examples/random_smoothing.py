@@ -8,7 +8,7 @@ the data, so this is a control for BAM, whose direction is the example's gradien
 Source: Duchi, Bartlett, Wainwright 2012, "Randomized Smoothing for Stochastic Optimization"
 (arXiv 1103.4296).
 
-Config: `config.method = ConfigDict({"name": "examples.random_smoothing:oracle", "radius": 0.02})`
+Config: `name_part(config, "method", "examples.random_smoothing:oracle", radius=0.02)`
 """
 
 import jax

@@ -11,7 +11,7 @@ of scaled gradients, so choose it anew.
 
 Source: arXiv 2507.01129, with Adam's second moment and without its bias correction.
 
-Config: `config.clip = ConfigDict({"name": "examples.scale_then_privatize:clip", "floor": 0.01})`
+Config: `name_part(config, "clip", "examples.scale_then_privatize:clip", floor=0.01)`
 """
 
 import jax

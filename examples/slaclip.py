@@ -13,7 +13,7 @@ The first C_t is the config's `clip_norm`.
 Source: Zou, Wang, Zhu, Li, Dong, Sassone, Wu 2026, "SlaClip: Gradient Norm Slacks can be Indicator
 for Adaptive Clipping in DP-SGD" (ICML), and its authors' code.
 
-Config: `config.clip = ConfigDict({"name": "examples.slaclip:clip", "num_slots": 50})`
+Config: `name_part(config, "clip", "examples.slaclip:clip", num_slots=50)`
 """
 
 import math

@@ -190,6 +190,15 @@ def test_a_config_that_sets_no_option_is_as_it_was():
             "--config.method.name=dp_sat or bam_sam",
         ),
         (
+            ("=digits:bam_exact", ".method.lambda=0.05"),
+            "method bam_exact has no option 'lambda': did you mean method.penalty? its options: "
+            "ascent_params, ascent_views, penalty",
+        ),
+        (
+            ("=digits:dp_sat", ".method.rho=0.05"),
+            "method dp_sat has no option 'rho': did you mean method.radius? its options: radius",
+        ),
+        (
             ("=digits:dp_sgd", ".clip.gamma=0.05"),
             "clip l2 has no option 'gamma': its options: none; there is one with "
             "--config.clip.name=normalize",

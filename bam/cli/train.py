@@ -97,27 +97,23 @@ def preprocessing(trainer: loop.Trainer) -> list[str]:
     if config.features.name:  # a backbone resizes the images, too
         return [f"images are normalised for these weights: {expected}"]
     sides = trainer.dataset.train.images.shape[-3:-1]
-    has_other = expected.size is not None and expected.size != sides
-    size = times(expected.size) if expected.size else ""
-    unused = [*([size] if has_other else []), *filter(None, [expected.interpolation])]
+    size = expected.size or sides
+    unused = [*([times(size)] if size != sides else []), *filter(None, [expected.interpolation])]
     used = expected._replace(size=None, interpolation="")
     line = f"images are normalised for these weights: {used}"
     if unused:
         line += f"; not used, because images stay as they are: {', '.join(unused)}"
-    if not has_other:
+    if size == sides:
         return [line]
     is_vit = ":" not in config.model.name and config.model.name.startswith("vit_")
     grid = f", a grid of {times([x // PATCH for x in sides])} patches" if is_vit else ""
     remedy = (
-        f"import them again with --size={'x'.join(map(str, expected.size))}"
+        f"import them again with --size={'x'.join(map(str, size))}"
         if config.dataset.name == "folder"
         else "--config.features.name=backbone resizes images"
     )
-    return [
-        line,
-        f"warning: these weights expect images of {size}, and yours are {times(sides)}{grid}: "
-        f"{remedy} (docs/finetuning.md)",
-    ]
+    differ = f"these weights expect images of {times(size)}, and yours are {times(sides)}{grid}"
+    return [line, f"warning: {differ}: {remedy} (docs/finetuning.md)"]
 
 
 def times(sides: Iterable[int]) -> str:

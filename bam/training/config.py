@@ -21,6 +21,7 @@ with needs("train"):
     from ml_collections import ConfigDict, config_dict
 
 METHODS = tuple(methods.METHODS)
+STRENGTHS = ("lambda", "rho", "strength")  # what papers call the options that are a strength
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
@@ -146,6 +147,8 @@ def _add_option(options: ConfigDict, section: str, option: str) -> None:
     if option not in defaults and ANY not in defaults:
         has = sorted({*defaults, *options} - {"name"})
         near = difflib.get_close_matches(option, has, 1)
+        if section == "method" and option in STRENGTHS and options.name in methods.METHODS:
+            near = list(filter(None, [methods.METHODS[options.name].strength])) or near
         hint = f"did you mean {section}.{near[0]}? " if near else ""
         rows = parts.SECTIONS[section].rows
         parts_with = " or ".join(x for x, row in rows.items() if option in row.public_options)

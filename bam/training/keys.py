@@ -103,15 +103,16 @@ KEYS = (
         "Precision of the network's arithmetic: \"float32\", \"tensorfloat32\" or \"bfloat16\". "
         "Norms, clipping, sums and noise are float32 in each.", public=True),
     Key("method.name", "dp_sgd",
-        "The method, which `--config=NAME:METHOD` sets; its options are keys beside it.",
+        "The method, which `--config=NAME:METHOD` sets, with the strength that NAME gives it; its "
+        "options are keys beside it. This key alone gives them the method's defaults.",
         names=("non_private", "dp_sgd", "dp_sat", "bam_sam", "bam_exact"), public=True),
     Key("model.name", "convnet", "The network: a row of `bam.models.MODELS`.",
         names=("convnet", "deep_residual", "lenet5", "linear", "resnet18", "resnet50",
                "resnet9", "tanh_cnn", "vit_ti16", "vit_s16", "vit_b16", "wide_resnet",
                "wide_resnet_bam"), public=True),
     Key("model.width", 16,
-        "Channels of the first layer, or the widening factor of a wide ResNet. Another network "
-        "that the command line names has its own default.", most=2**16, public=True,
+        "Channels of the first layer, or the widening factor of a wide ResNet. A network that a "
+        "flag names in place of the config's has its own default.", most=2**16, public=True,
         of_part=True),
     Key("init_from", "",
         'Weights to begin from: a safetensors file, or a folder that `bam export` wrote; "": '
