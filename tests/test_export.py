@@ -22,9 +22,12 @@ from flax import traverse_util
 
 import bam
 from bam import files, models, named, provenance
+from bam.data import datasets
+from bam.features import extraction
+from bam.models import finetune
 from bam.privacy import checkpoint, ledger, statement
 from bam.privacy.plan import Population, PrivacyPlan
-from bam.release import export, report
+from bam.release import export, predict, report
 from bam.release import records as records_of
 from bam.training import config as base
 from bam.training import keys, loop, parts, rundir, summary
@@ -32,6 +35,7 @@ from tests import run_folder, runs
 from tests.cases import (
     assert_same_bits,
     made_once,
+    mostly,
     recomputed,
     refused,
     run_command,
@@ -198,6 +202,155 @@ def write_run(workdir, experiment, state):
     steps = {"step": int(state.step), "steps_begun": int(state.step)}
     facts = steps | {"record": plan, "digests": {}, "processes": processes, "more": {}}
     checkpoint.write(workdir / "checkpoints", facts, state)
+
+def drawn(dtype="uint8"):
+    """Coloured images of a size that every map of bam's takes."""
+    rng = np.random.default_rng(7)
+    images = rng.integers(0, 256, (24, 28, 32, 3), np.uint8)
+    images = images if dtype == "uint8" else (images / np.float32(255)).astype(dtype)
+    split = datasets.Split(images, np.arange(24, dtype=np.int32) % 3)
+    return datasets.Dataset("drawn", split, split, 3, *np.full((2, 3), 0.5, np.float32))
+
+
+def drawn_floats():
+    """The same images as floats."""
+    return drawn("float32")
+
+
+def run_on(folder, data="drawn", **features):
+    """The folder of a run of one step on these images, with weights that are not those of the beginning."""
+    config = tiny(num_steps=1, **{"dataset.name": f"tests.test_export:{data}"})
+    config.dataset.path = ""
+    config.features.update({"cache": str(folder / "kept"), **features} if features else {})
+    experiment = loop.build(config)
+    state = experiment.init(0)._replace(step=jnp.ones((), jnp.int32))
+    moved = jax.tree.map(
+        lambda x: x + jax.random.normal(jax.random.key(x.size), x.shape) / 10, state.averaged
+    )
+    write_run(folder / "run", experiment, state._replace(averaged=moved))
+    return folder / "run"
+
+
+@pytest.fixture
+def blank(monkeypatch):
+    """Features are zeros, because weights that are drawn need no training."""
+    computed = lambda data, feature_map, *unused: extraction.blank(data, feature_map)  # noqa: E731
+    monkeypatch.setattr(extraction, "extract", computed)
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    """A file of weights of a small backbone."""
+    network = models.as_functions(models.create("vit_ti16", 3, 1), (16, 16, 3))
+    rng = np.random.default_rng(0)
+    like = jax.eval_shape(network.init, jax.random.key(0))
+    scale = lambda x: 0.1 if x.ndim == 1 else np.prod(x.shape[:-1]) ** -0.5  # noqa: E731
+    file = tmp_path_factory.mktemp("vit") / "public.safetensors"
+    draw = lambda x: jnp.asarray(rng.normal(0, scale(x), x.shape), jnp.float32)  # noqa: E731
+    finetune.save(jax.tree.map(draw, like), file)
+    return file
+
+
+ALONE = """
+import sys
+sys.modules.update(bam=None, flax=None)  # importing them fails
+import jax, numpy
+program = jax.export.deserialize(bytearray(open("model.stablehlo", "rb").read()))
+images = numpy.load("images.npy")
+numpy.save("logits.npy", program.call(images))
+numpy.save("first.npy", program.call(images[:5]))
+"""
+
+
+MAPS = {
+    "": {},
+    "scattering": {"groups": 9, "mirror": True},
+    "prior": {},
+    "backbone": {"model": "vit_ti16", "size": 16},
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_program_takes_pixels_whatever_the_map(name, vit, blank, tmp_path):
+    options = MAPS[name] | ({"weights": str(vit)} if name == "backbone" else {})
+    run = run_on(tmp_path, **({"name": name, **options} if name else {}))
+    export.export(run, tmp_path / "out", stablehlo=True)
+    content = (tmp_path / "out/model.stablehlo").read_bytes()
+    [images] = jax.export.deserialize(bytearray(content)).in_avals
+    assert images.shape[1:] == (28, 32, 3) and images.dtype == np.uint8
+    assert str(images.shape[0]) == "n"  # any number of them
+    assert_no_path(content)
+    # The control: without a backbone's weights, a program takes features.
+    if name == "backbone":
+        content = export.as_stablehlo(export.load(tmp_path / "out"))
+        [features] = jax.export.deserialize(bytearray(content)).in_avals
+        assert features.shape[1:] == (1, 1, 192) and features.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", mostly([*MAPS], slow={"prior", "backbone"}))
+def test_a_program_takes_pixels_and_predicts_alone_what_the_release_predicts(
+    name, vit, blank, tmp_path
+):
+    weights = str(vit) if name == "backbone" else ""
+    options = MAPS[name] | ({"weights": weights} if weights else {})
+    run = run_on(tmp_path, **({"name": name, **options} if name else {}))
+    export.export(run, tmp_path / "out", stablehlo=True)
+    released = export.load(tmp_path / "out", weights=weights)
+    assert (released.takes.shape, released.takes.dtype) == ((28, 32, 3), np.uint8)
+    images = drawn().test.images
+    expected = np.asarray(released.logits(released.params, images))
+    np.save(tmp_path / "out/images.npy", images)
+    subprocess.run([sys.executable, "-c", ALONE], cwd=tmp_path / "out", check=True)
+    logits, first = (np.load(tmp_path / "out" / f"{x}.npy") for x in ("logits", "first"))
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(first, expected[:5], rtol=1e-5, atol=1e-5)
+    assert not np.allclose(logits[::-1], expected, rtol=1e-2, atol=1e-2)  # the control
+    made = predict.preprocessing_of(released)
+    assert made.shape == (28, 32, 3)  # so image files can be predicted, too
+    if name == "backbone":
+        without = export.load(tmp_path / "out")
+        assert without.takes.shape == (1, 1, 192) and without.takes.dtype == np.float32
+        digest = hashlib.sha256(vit.read_bytes()).hexdigest()
+        refused(f"add --weights=FILE, .* {digest}", predict.preprocessing_of, without)
+
+
+def test_a_program_of_floats_takes_floats(tmp_path):
+    export.export(run_on(tmp_path, "drawn_floats"), tmp_path / "out", stablehlo=True)
+    released = export.load(tmp_path / "out")
+    images = drawn_floats().test.images
+    program = jax.export.deserialize(
+        bytearray((tmp_path / "out" / "model.stablehlo").read_bytes())
+    )
+    expected = released.logits(released.params, images)
+    np.testing.assert_allclose(program.call(images), expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="Dtype mismatch"):  # the control: not pixels
+        program.call(drawn().test.images)
+    refused("takes numbers, not image files", predict.preprocessing_of, released)
+
+
+def test_a_backbone_of_other_weights_is_refused_and_one_that_moved_is_named(vit, blank, tmp_path):
+    own = tmp_path / "public.safetensors"
+    own.write_bytes(vit.read_bytes())
+    run = run_on(tmp_path, name="backbone", model="vit_ti16", weights=str(own), size=16)
+    changed = safetensors.numpy.load(own.read_bytes())
+    name = next(iter(changed))
+    own.write_bytes(safetensors.numpy.save(changed | {name: changed[name] + 1}))
+    refused("but the model was trained with", export.export, run, tmp_path / "a", stablehlo=True)
+    own.unlink()
+    refused(f"no file {own}; give the", export.export, run, tmp_path / "b", stablehlo=True)
+    assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
+    export.export(run, tmp_path / "out", stablehlo=True, weights=str(vit))
+    # Without the program, a release needs no backbone; and no other release takes its weights.
+    export.export(run, tmp_path / "plain")
+    facts = json.loads((tmp_path / "plain/model.json").read_text())
+    changes = {"no features": {"features": {}}, "features by prior": {"features": {"name": "prior"}}}
+    for words, change in changes.items():
+        (tmp_path / "plain/model.json").write_text(json.dumps(facts | change))
+        refused(f"this release has {words}", export.load, tmp_path / "plain", weights=str(vit))
+    # A digest that is not recorded is not taken for the right one.
+    del facts["features"]["digest"]
+    (tmp_path / "plain/model.json").write_text(json.dumps(facts))
+    refused("SHA-256 none named", export.load, tmp_path / "plain", weights=str(vit))
 
 
 def test_the_averaged_weights_are_released_under_plain_names_in_both_files(finished, release):

@@ -415,7 +415,9 @@ def test_a_release_says_what_pixels_its_features_are_of(tmp_path):
     export.export(tmp_path / "run", tmp_path / "out", nominal=True)
     facts = json.loads((tmp_path / "out" / "model.json").read_text())
     numbers = {"mean": MEAN, "std": STD, "size": [16, 16], "interpolation": "bicubic"}
-    assert facts["features"] == {"name": "backbone", "model": "vit_ti16"} | numbers
+    digest = built.features_digest
+    expected_facts = {"name": "backbone", "model": "vit_ti16", "digest": digest}
+    assert facts["features"] == expected_facts | numbers
     assert str(tmp_path) not in (tmp_path / "run" / "summary.json").read_text()
     export.load(tmp_path / "out")
     # Another file beside the weights makes other features.

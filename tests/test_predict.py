@@ -298,7 +298,9 @@ def test_the_network_is_given_so_many_images_as_its_memory_allows(folder, tmp_pa
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"features": {"name": "scattering"}}, "takes features .scattering., not image files"),
+        ({"features": {"name": "scattering"}}, "does not record the size of its images: export"),
+        ({"features": {"name": "backbone", "digest": "5e88"}}, "--weights=FILE, .*SHA-256 is 5e88"),
+        ({"raw_dtype": "float32"}, "takes numbers, not image files"),
         (
             {"features": {"name": "my:map"}, "preprocessing": {"size": [6, 9], "channels": 3}},
             "takes features .my:map., not image files",
@@ -317,7 +319,10 @@ def test_inputs_that_are_no_image_files_are_refused(folder, facts, message):
     released = load.load(folder / "release")
     stated = released.facts | {"preprocessing": {}} | facts
     with pytest.raises(DataError, match=message):
-        predict.preprocessing_of(released._replace(facts=stated))
+        is_mapped = load.features_name(stated) == "scattering"
+        stated |= {"raw_shape": None} if is_mapped else {}
+        takes = load.taken(stated, is_mapped)
+        predict.preprocessing_of(released._replace(facts=stated, takes=takes))
 
 
 def test_outputs_for_each_pixel_are_no_row_of_a_table(folder):

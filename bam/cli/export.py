@@ -24,6 +24,7 @@ def export(flags: FlagValues) -> None:
             nominal=flags.nominal,
             own_model=flags.own_model,
             stablehlo=flags.stablehlo,
+            weights=flags.weights,
         )
     files = release.FILES + flags.stablehlo * ("model.stablehlo",)
     console.say(f"{', '.join(files)} in {flags.out}; read PRIVACY.md before you pass it on")

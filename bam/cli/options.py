@@ -314,6 +314,12 @@ bam export --workdir=runs/digits --out=release
                 False,
                 "also write model.stablehlo: the network with its weights, for jax.export",
             ),
+            Flag(
+                "weights",
+                "",
+                "for this program: weights of the backbone that made the features; '': the file "
+                "that the run read",
+            ),
         ),
     ),
     "predict": Command(
@@ -351,6 +357,12 @@ If a file cannot be read, its row has no class and the exit status is 2.
                 "",
                 "MODULE:FUNCTION of the release's model, if it is not one of bam's: code that you "
                 "trust",
+            ),
+            Flag(
+                "weights",
+                "",
+                "weights of the backbone that made the release's features; their SHA-256 is in "
+                "model.json",
             ),
         ),
         positional=True,

@@ -37,7 +37,7 @@ def see(flags: FlagValues, arguments: Sequence[str]) -> None:
         raise InputError("bam predict --release=DIR FILE|FOLDER|- … [--out=FILE.csv|FILE.json]")
     if os.path.lexists(flags.out):
         raise FileExistsError(f"{flags.out} exists; choose another --out")
-    released = load.load(flags.release, flags.own_model)
+    released = load.load(flags.release, flags.own_model, flags.weights)
     metadata, preprocessing = released.facts, predict.preprocessing_of(released)
     predict.table(metadata, [], flags.top)  # refuses a wrong --top before any image is read
     paths: Sequence[str] = arguments

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Integer, Num
@@ -48,6 +49,8 @@ class Dataset(NamedTuple):
       classes: names of the classes, or of several labels, in the order of the labels; () if they
         are unknown.
       preprocessing: a `bam.data.preprocessing.Preprocessing` as JSON, or None.
+      mapped_from: shape and dtype of an image from which a feature map made those here; None
+        without such a map.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Dataset(NamedTuple):
     users: Integer[np.ndarray, " n"] | None = None
     classes: tuple[str, ...] = ()
     preprocessing: JsonObject | None = None
+    mapped_from: jax.ShapeDtypeStruct | None = None
 
 
 def in_units(dataset: Dataset, numbers: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ Training a linear model on them is private training of the network's last layer.
 is computed once for each image, not once for each step.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,7 +24,13 @@ IN_JAX = dict(zip(RESIZING, ("nearest", "lanczos3", "linear", "cubic"), strict=T
 
 
 def backbone(
-    model: str, weights: str, size: int | None = None, mean: Any = None, std: Any = None
+    model: str,
+    weights: str,
+    size: int | Sequence[int] | None = None,
+    mean: Any = None,
+    std: Any = None,
+    interpolation: str | None = None,
+    digest: str = "",
 ) -> FeatureMap:
     """The feature map of a network of `bam.models`, `[n, h, w, c] -> [n, 1, 1, features]`.
 
@@ -34,25 +41,34 @@ def backbone(
       model: a Vision Transformer or a ResNet, such as "vit_s16".
       weights: a safetensors file by this library, timm or transformers. It must be public: if it
         was trained on the private images, no ε covers that.
-      size: side in pixels of the squares that images are resized to. A grey image is repeated in
-        three channels.
+      size: side in pixels of the squares that images are resized to, or height and width. A grey
+        image is repeated in three channels.
       mean: the mean of pixels in [0, 1] that the weights were trained with, for all colours or one
         a colour.
       std: the standard deviation, as the mean.
+      interpolation: the method of `RESIZING` that resizes images.
+      digest: SHA-256 of the weights that a model was trained with; "" for any.
 
     Raises:
-      InputError: for another model; also as `finetune.load` and `expected`.
+      InputError: for another model, and weights with another digest; also as `finetune.load` and
+        `expected`.
     """
     if not model.startswith(("vit_", "resnet18", "resnet50")):
         needed = "must be a vision transformer or a ResNet"
         raise InputError(f"--config.features.model={model!r} {needed}, such as vit_s16")
     if not weights:
         raise InputError("features.name=backbone needs weights: add --config.features.weights=FILE")
-    pixels = expected(weights, mean=mean, std=std, size=size)
+    pixels = expected(weights, mean=mean, std=std, size=size, interpolation=interpolation)
     shape = (*(pixels.size or (224, 224)), COLOURS)
     network = models.as_functions(models.create(model, 2, 64), shape)
     like = jax.eval_shape(network.init, jax.random.key(0))
-    params = finetune.begin({}, finetune.load(weights, "^head", like, shape))
+    loaded = finetune.load(weights, "^head", like, shape)
+    if digest not in ("", loaded.digest):
+        raise InputError(
+            f"{finetune.file_of(weights)} has SHA-256 {loaded.digest}, but the model was trained "
+            f"with weights of SHA-256 {digest}: give that file"
+        )
+    params = finetune.begin({}, loaded)
     headless = models.MODELS[model].make(0, 64)
     method = IN_JAX[pixels.interpolation]
     # A scalar if all colours share one number, so that the program stays as in earlier versions.
@@ -74,9 +90,10 @@ def backbone(
 
 
 def expected(weights: str, **options: Any) -> Normalisation:
-    """The normalisation that weights expect: `mean`, `std`, `size`, else the file beside them.
+    """The normalisation that weights expect: the given options, else the file beside them.
 
     Raises:
       InputError: as `normalisation.expected_by`.
     """
-    return normalisation.expected_by(finetune.file_of(weights), options, "features.", DEFAULT)
+    given = {key: value for key, value in options.items() if value != ""}
+    return normalisation.expected_by(finetune.file_of(weights), given, "features.", DEFAULT)

@@ -102,7 +102,7 @@ def to_features(
         raise DataError(f"a feature map takes uint8 pixels or floats in [0, 1], not {images.dtype}")
     pixels = jnp.asarray(images).astype(jnp.float32)
     features = feature_map(pixels / 255 if images.dtype == np.uint8 else pixels)
-    if features.ndim != 4 or len(features) != len(images):
+    if features.ndim != 4 or features.shape[0] != images.shape[0]:
         raise DataError(
             f"the feature map made shape {features.shape} from images {images.shape}: expected "
             "[n, height, width, channels], a row for each image"
@@ -111,11 +111,14 @@ def to_features(
 
 
 def _with_images(dataset: Dataset, new: Callable[[Images], np.ndarray]) -> Dataset:
-    """The data set with `new(images)` in each split, mean 0 and std 1."""
+    """The data set with `new(images)` in each split, mean 0, std 1 and `mapped_from`."""
     train, test = (x._replace(images=new(x.images)) for x in (dataset.train, dataset.test))
-    channels = train.images.shape[-1]
+    images, channels = dataset.train.images, train.images.shape[-1]
     mean, std = np.zeros(channels, np.float32), np.ones(channels, np.float32)
-    return dataset._replace(train=train, test=test, mean=mean, std=std)
+    more = {"mapped_from": jax.ShapeDtypeStruct(images.shape[-3:], images.dtype)}
+    # A data set of the user's own may be a tuple that lacks the fields with defaults.
+    more = {key: value for key, value in more.items() if hasattr(dataset, key)}
+    return dataset._replace(train=train, test=test, mean=mean, std=std, **more)
 
 
 def _check_rows(computed: Computed, images: Images) -> None:

@@ -104,7 +104,7 @@ def with_weights(weights: Weights) -> FeatureMap:
 
         def whitened(part: str, planes: Float[Array, "n places k"]) -> Float[Array, "n f"]:
             centre, matrix = (weights[f"{channels}/{part}/{k}"] for k in ("centre", "matrix"))
-            rows = ((planes - centre) @ matrix).reshape(len(images), -1)
+            rows = ((planes - centre) @ matrix).reshape(images.shape[0], -1)
             return jax.nn.standardize(rows) * LENGTH * (SHARES[part] / rows.shape[1]) ** 0.5
 
         parts = raw(images, weights)

@@ -95,7 +95,7 @@ def _standardised(planes: Float[Array, "n k h w"], groups: int) -> Float[Array, 
     """Each group of channels of an image at mean 0 and variance 1."""
     if groups < 0 or planes.shape[1] % groups:
         raise InputError(f"features.groups must divide {planes.shape[1]} channels, got {groups}")
-    grouped = planes.reshape(len(planes), groups, -1)
+    grouped = planes.reshape(planes.shape[0], groups, -1)
     return jax.nn.standardize(grouped, axis=-1, epsilon=1e-5).reshape(planes.shape)
 
 
@@ -116,7 +116,7 @@ def _scattered_planes(planes: Float[Array, "n h w"]) -> Float[Array, "n k h2 w2"
     # Every second pixel is enough for the larger scale; folding a spectrum subsamples its image.
     first_coarse = jnp.abs(jnp.fft.ifft2(_folded(spectrum * coarse)))
     second = jnp.abs(jnp.fft.ifft2(_folded(jnp.fft.fft2(first)[:, :, None] * coarse)))
-    second = second.reshape(len(planes), ANGLES * ANGLES, *second.shape[-2:])
+    second = second.reshape(planes.shape[0], ANGLES * ANGLES, *second.shape[-2:])
     orders = padded[:, None], first, first_coarse, second
     return jnp.concatenate([_smooth(order, planes.shape[1:]) for order in orders], axis=1)
 

@@ -53,6 +53,7 @@ def export(
     nominal: bool = False,
     own_model: str = "",
     stablehlo: bool = False,
+    weights: str = "",
 ) -> None:
     """Writes the release of a finished private run, either complete or not at all.
 
@@ -66,7 +67,10 @@ def export(
       nominal: also release a run with a seed. Its ε does not hold against whoever knows or guesses
         the seed, and `PRIVACY.md` begins by saying so.
       own_model: MODULE:FUNCTION of the network, which is imported, if it is the user's own.
-      stablehlo: also write `model.stablehlo`, the network with its weights as a program.
+      stablehlo: also write `model.stablehlo`, the network with its weights as a program. It
+        contains the map of images to features, too, unless that is the user's own.
+      weights: for this program, the weights of the backbone that made the features; "": the file
+        that the run read.
 
     Raises:
       InputError: if the run is unfinished, not private, has a seed without `nominal`, has no
@@ -87,6 +91,8 @@ def export(
     arrays |= {name: arrays[name].astype(np.float32) for name in description["bfloat16"]}
     content = safetensors.numpy.save(arrays)
     description["weights_sha256"] = hashlib.sha256(content).hexdigest()
+    if stablehlo and run.summary.get("features") == "backbone":
+        weights = weights or run.config["features"]["weights"]
     stated = settings(run)
     text = statement_of(run, made_by())
     make_folder(out.parent)
@@ -105,7 +111,7 @@ def export(
         write_json(partial / "config.json", stated)
         write_text(partial / "PRIVACY.md", text)
         # Read back first: a release that cannot be loaded is not published.
-        released = load(partial, own_model)
+        released = load(partial, own_model, weights)
         if stablehlo:
             (partial / "model.stablehlo").write_bytes(as_stablehlo(released))
         replace(partial, out)
@@ -115,16 +121,24 @@ def export(
 
 
 def as_stablehlo(released: Released) -> bytes:
-    """A release as a program of `jax.export`: uint8 images `[n, h, w, c]`, for any n, to logits.
+    """A release as a program of `jax.export`: images `[n, h, w, c]`, for any n, to logits.
 
-    `jax.export.deserialize(BYTES).call(images)` runs it without bam, on CPU, GPU or TPU. Other
-    compilers read its StableHLO. It contains no source locations, because these are paths.
+    The images are what `released.takes` says, mostly uint8 pixels; a map to features is part of the
+    program. `jax.export.deserialize(BYTES).call(images)` runs it without bam, on CPU, GPU or TPU.
+    Other compilers read its StableHLO. It contains no source locations, because these are paths.
+
+    Raises:
+      InputError: for features of a version that did not record the images' size.
     """
     with needs("stablehlo"):
         import flatbuffers  # noqa: F401 (jax.export writes with it)
-    images = jax_export.symbolic_args_specs(
-        jax.ShapeDtypeStruct((1, *released.facts["image_shape"]), np.uint8), "n, ..."
-    )
+    if (like := released.takes) is None:
+        raise InputError(
+            "the run did not record the size of its images: train it again, or export it without "
+            "--stablehlo"
+        )
+    one = jax.ShapeDtypeStruct((1, *like.shape), like.dtype)
+    images = jax_export.symbolic_args_specs(one, "n, ...")
     program = jax.jit(lambda images: released.logits(released.params, images))
     with _without_locations():
         exported = jax_export.export(program, platforms=("cpu", "cuda", "tpu"))(images)
@@ -250,6 +264,7 @@ def _describe_model(run: RunRecords) -> JsonObject:
             f"a release cannot describe these settings of the model: {', '.join(unknown)}"
         )
     features = run.summary.get("features")
+    has_digest = features in ("prior", "backbone")
     # Read again, because `run.summary` lacks line breaks and the like: names of classes stay exact.
     raw = json.loads((run.workdir / "summary.json").read_text())
     return {
@@ -261,13 +276,14 @@ def _describe_model(run: RunRecords) -> JsonObject:
         "and width; of that the middle, in 1 (grey) or 3 (RGB) channels of 8 bits",
         "preprocessing": raw.get("preprocessing") or {},
         "image_shape": run.summary["image_shape"],
+        **{x: run.summary[x] for x in ("raw_shape", "raw_dtype") if x in run.summary},
         "features": {
             k: v
             for k, v in run.config.get("features", {}).items()
             if f"features.{k}" in public and v is not None
         }
         | (run.summary.get("normalisation") or {} if features == "backbone" else {})
-        | ({"digest": run.summary["features_digest"]} if features == "prior" else {}),
+        | ({"digest": run.summary["features_digest"]} if has_digest else {}),
         "inputs": "(x / 255 - mean) / std of uint8 pixels x, (x - mean) / std of float features x; "
         "then scaled down to an L2 norm of at most input_clip_norm, unless that is 0",
         "mean": run.summary["mean"],

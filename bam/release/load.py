@@ -19,11 +19,12 @@ from bam import models
 from bam.core.pytree import Params
 from bam.data import datasets
 from bam.data.common import check_memory
+from bam.data.preprocessing import Preprocessing
 from bam.errors import InputError
 from bam.extras import MissingExtraError, needs
 from bam.features import extraction
 from bam.files import JsonObject, as_object, read_bytes, user_path
-from bam.models import pretrained
+from bam.models import finetune, pretrained
 from bam.training import parts
 
 with needs("train"):
@@ -41,13 +42,15 @@ class Released(NamedTuple):
     Attributes:
       params: the weights.
       logits: `(params, images) -> [n, classes]`, compiled. The images are `[n, height, width,
-        channels]` as in the data set: uint8 pixels, or float features in their own units. If the
-        run trained on features by scattering or the prior, `logits` computes them. If they came
-        from a backbone or the author's own map, which no release holds, `images` must be these
-        features.
+        channels]` as in the data set: uint8 pixels, or floats in their own units. If the run
+        trained on features by scattering, the prior or a backbone, `logits` computes them. No
+        release holds the author's own map, or a backbone's weights: unless `load` got these,
+        `images` must be the features.
       prepare: `images -> inputs`, the first step of `logits`: features, if any, then normalisation.
       model: the network as functions of such inputs, to continue training.
       facts: the contents of `model.json`; `classes` are numbers if it has no names.
+      takes: shape and dtype of an image for `logits`; None in a release of features by a version
+        that did not record them.
     """
 
     params: Params
@@ -55,26 +58,28 @@ class Released(NamedTuple):
     prepare: Callable[[Images], Float[Array, "... k"]]
     model: models.Model
     facts: JsonObject
+    takes: jax.ShapeDtypeStruct | None
 
 
-def load(folder: Path | str, own_model: str = "") -> Released:
+def load(folder: Path | str, own_model: str = "", weights: str = "") -> Released:
     """Reads a release, which may be a stranger's: no code that the folder names is run.
 
     Args:
       folder: a folder that `export` wrote; `model.json` and `weights.safetensors` are read.
       own_model: MODULE:FUNCTION of the network, if it is not bam's. It is imported and run, so it
         must be code that you trust.
+      weights: the file of the weights of the backbone that made the features, if one did.
 
     Returns:
       A `Released`. On the same device, its predictions equal those of the run bit for bit. With
       features, rounding to float16 may depend on the number of images.
 
     Raises:
-      InputError: if the files are not a release, or the SHA-256 of the weights is not the recorded
-        one. That check finds accidents, not fraud, because a stranger can edit both files.
+      InputError: if the files are not a release, or the SHA-256 of weights is not the recorded one.
+        That check finds accidents, not fraud, because a stranger can edit both files.
     """
     folder = user_path(folder)
-    path, weights = folder / "model.json", folder / "weights.safetensors"
+    path, file = folder / "model.json", folder / "weights.safetensors"
     if not path.exists():
         raise InputError(
             f"{folder} is not a release: it has no model.json; give a folder that bam export wrote"
@@ -100,7 +105,7 @@ def load(folder: Path | str, own_model: str = "") -> Released:
             f"{path} is damaged: it has {len(classes)} names for {num_classes} classes"
         )
     try:
-        built = build(description, own_model)
+        built = build(description, own_model, weights)
     except MissingExtraError:
         raise  # the remedy is an installation, not another file
     except Exception as error:
@@ -115,11 +120,11 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     num_bytes = sum(math.prod(x.shape) * max(4, x.dtype.itemsize) for x in like.values())
     check_memory(num_bytes, f"the weights of {path}")
     # The rest is room for the file's header, which holds the names.
-    content = read_bytes(weights, num_bytes + MIB + 2**10 * len(like))
-    tensors = pretrained.tensors(content, weights)  # safetensors: a pickle would run code
+    content = read_bytes(file, num_bytes + MIB + 2**10 * len(like))
+    tensors = pretrained.tensors(content, file)  # safetensors: a pickle would run code
     if description["weights_sha256"] != hashlib.sha256(content).hexdigest():
         raise InputError(
-            f"{weights} is damaged: its SHA-256 is not the one in model.json; "
+            f"{file} is damaged: its SHA-256 is not the one in model.json; "
             "copy the release again"
         )
     # `export` stores bfloat16 as float32.
@@ -135,7 +140,7 @@ def load(folder: Path | str, own_model: str = "") -> Released:
     def logits(params: Params, images: Images) -> Float[Array, "n classes"]:
         return built.model.logits(params, built.prepare(images))
 
-    return Released(params, logits, built.prepare, built.model, description)
+    return Released(params, logits, built.prepare, built.model, description, built.takes)
 
 
 MIB = 2**20
@@ -201,10 +206,11 @@ class Built(NamedTuple):
     model: models.Model
     prepare: Callable[[Images], Float[Array, "... k"]]
     like: Shapes
+    takes: jax.ShapeDtypeStruct | None
 
 
-def build(description: JsonObject, own_model: str) -> Built:
-    """The network that a `model.json` describes; `own_model` as for `load`."""
+def build(description: JsonObject, own_model: str, weights: str = "") -> Built:
+    """The network that a `model.json` describes; `own_model` and `weights` as for `load`."""
     shape, section = tuple(description["image_shape"]), ConfigDict(description["model"])
     # `make_model` imports MODULE:FUNCTION and so runs code: the caller must have named it.
     if ":" in section.name and section.name != own_model:
@@ -219,25 +225,64 @@ def build(description: JsonObject, own_model: str) -> Built:
     none = datasets.Split(np.zeros((0, *shape), np.uint8), np.zeros(0, np.int32))
     mean, std = (np.asarray(description[key], np.float32) for key in ("mean", "std"))
     dataset = datasets.Dataset("", none, none, description["num_classes"], mean, std)
-
-    section = description.get("features") or {"name": ""}
-    if not _is_section(section):
-        raise TypeError(f"features is {section!r}")
-    if section["name"] == "prior":
-        # Without a digest, the prior would take this version's weights for those of the run.
-        section = {"digest": "none named", **section}
-    # A backbone's weights and a user's own map are not in the release. The map is not imported: it
-    # would be a stranger's code.
-    is_elsewhere = ":" in section["name"] or section["name"] == "backbone"
-    feature_map = None if is_elsewhere else parts.make_features(ConfigDict(section))
+    feature_map = _feature_map(description, weights)
 
     def prepare(images: Images) -> Float[Array, "... k"]:
         if feature_map is not None:
             images = extraction.to_features(feature_map, images)
         return datasets.prepare(dataset, images, description["input_clip_norm"])
 
-    # `eval_shape` traces the network without computing or allocating a weight.
-    return Built(model, prepare, jax.eval_shape(model.init, jax.random.key(0)))
+    # It traces the network without computing or allocating a weight.
+    like = jax.eval_shape(model.init, jax.random.key(0))
+    return Built(model, prepare, like, taken(description, is_mapped=feature_map is not None))
+
+
+def features_name(description: JsonObject) -> str:
+    """The name of the map that made a release's features; "" without features."""
+    section = description.get("features") or {"name": ""}
+    if not _is_section(section):
+        raise TypeError(f"features is {section!r}")
+    return str(section["name"])
+
+
+def _feature_map(description: JsonObject, weights: str) -> extraction.FeatureMap | None:
+    """The map that a `model.json` names; None without features, and for a map that is elsewhere."""
+    name = features_name(description)
+    if weights and name != "backbone":
+        raise InputError(
+            f"--weights={weights} is for features by a backbone, and this release has "
+            f"{f'features by {name}' if name else 'no features'}: leave it out"
+        )
+    # A backbone's weights and a user's own map are not in the release. The map is not imported: it
+    # would be a stranger's code.
+    if not name or ":" in name or (name == "backbone" and not weights):
+        return None
+    section = description["features"]
+    if name != "scattering":
+        # Without a digest, any weights would pass for those of the run.
+        section = {"digest": "none named", **section}
+    if name == "backbone":
+        if not (file := finetune.file_of(weights)).is_file():
+            raise InputError(f"--weights={weights}: no file {file}; give the backbone's weights")
+        section |= {"weights": weights}
+    return parts.make_features(ConfigDict(section))
+
+
+def taken(description: JsonObject, is_mapped: bool) -> jax.ShapeDtypeStruct | None:
+    """Shape and dtype of an image that a release takes; `is_mapped` if it maps them itself."""
+    shape, dtype = description.get("raw_shape"), description.get("raw_dtype", "uint8")
+    if not (shape is None or FIELDS["image_shape"](shape)) or not isinstance(dtype, str):
+        raise TypeError(f"raw_shape is {shape!r:.80} and raw_dtype {dtype!r:.80}")
+    if not is_mapped:
+        # Features by a map that is not here are floats.
+        dtype = "" if features_name(description) else dtype
+        shape = description["image_shape"]
+    elif shape is None:  # an earlier version recorded the size of imported images alone
+        made = description["preprocessing"]
+        shape = made and Preprocessing.from_json(made).shape
+    # Floats of any width are float32 in the network, and so are wider integers.
+    kind = np.uint8 if dtype == "uint8" else np.float32
+    return jax.ShapeDtypeStruct(tuple(shape), kind) if shape else None
 
 
 def check_shapes(path: Path, params: PyTree, like: Shapes) -> None:

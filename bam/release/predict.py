@@ -20,7 +20,7 @@ from bam.extras import MissingExtraError
 from bam.files import JsonObject
 from bam.images import listing, rows
 from bam.images.pixels import decoded
-from bam.release.load import Released
+from bam.release.load import Released, features_name
 
 TOGETHER = 16  # images in a batch, at most; all batches have one size, so XLA compiles once
 DIGITS = 6  # significant digits of a predicted number, at least
@@ -58,12 +58,19 @@ def preprocessing_of(released: Released) -> Preprocessing:
     DataError if the network does not take such images, or does not return a row of numbers for
     each.
     """
-    metadata = released.facts
-    features = (metadata.get("features") or {"name": ""})["name"]
-    # A backbone or a user's own map is not in the release, so it cannot take image files.
-    if features and (features not in ("prior", "scattering") or not metadata["preprocessing"]):
-        raise DataError(f"the release takes features ({features}), not image files")
-    *size, channels = metadata["image_shape"]
+    metadata, takes = released.facts, released.takes
+    if takes is None:
+        raise DataError("the release does not record the size of its images: export the run again")
+    # A backbone's weights or a user's own map are not in the release.
+    if takes.dtype != np.uint8:
+        features = features_name(metadata)
+        what = f"features ({features})" if features else "numbers"
+        remedy = ""
+        if features == "backbone":
+            digest = metadata["features"].get("digest", "in its PRIVACY.md")
+            remedy = f": add --weights=FILE, the backbone's weights, whose SHA-256 is {digest}"
+        raise DataError(f"the release takes {what}, not image files{remedy}")
+    *size, channels = takes.shape
     by_shape = {"size": size, "channels": channels}
     # Checked by `Preprocessing`: a stranger's size decides how much memory a picture takes.
     preprocessing = Preprocessing.from_json(metadata["preprocessing"] or by_shape)

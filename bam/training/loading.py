@@ -228,7 +228,8 @@ def features_normalisation(section: ConfigDict) -> Normalisation | None:
     """The normalisation that a backbone's weights expect; None without a backbone."""
     if section.get("name") != "backbone" or not section.get("weights"):
         return None
-    return backbone.expected(**{x: section.get(x) for x in ("weights", "mean", "std", "size")})
+    options = ("weights", "mean", "std", "size", "interpolation")
+    return backbone.expected(**{x: section.get(x) for x in options})
 
 
 def normalised(

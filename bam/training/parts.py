@@ -54,7 +54,7 @@ with needs("train"):
 # As texts, so that a run imports no map but its own.
 FEATURES = {
     # Without words: only the user knows where the weights came from, and declares it.
-    "backbone": Part("bam.features.backbone:backbone"),
+    "backbone": Part("bam.features.backbone:backbone", ("interpolation", "digest")),
     "prior": Part(
         "bam.features.prior:prior",
         ("digest",),

@@ -31,7 +31,8 @@ def summarize(
       processes: the processes that took its steps, from `bam.privacy.ledger.read_processes`. The
         device, versions and commit beside them belong to the process that ended the run.
     """
-    pixels = trainer.normalisation
+    pixels, images = trainer.normalisation, trainer.dataset.train.images
+    raw = getattr(trainer.dataset, "mapped_from", None) or images
     classes = [str(name) for name in trainer.dataset.classes]
     return {
         "method": trainer.config.method.name,
@@ -39,7 +40,10 @@ def summarize(
         "num_classes": trainer.dataset.num_classes,
         "classes": classes if len(classes) == trainer.dataset.num_classes else [],
         "preprocessing": getattr(trainer.dataset, "preprocessing", None),
-        "image_shape": list(trainer.dataset.train.images.shape[-3:]),
+        "image_shape": list(images.shape[-3:]),
+        # Of an image as the data set has it, before a map to features.
+        "raw_shape": list(raw.shape[-3:]),
+        "raw_dtype": np.dtype(raw.dtype).name,
         "mean": trainer.dataset.mean.tolist(),
         "std": trainer.dataset.std.tolist(),
         "loss": trainer.config.loss.name,
