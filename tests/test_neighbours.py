@@ -384,7 +384,7 @@ def test_a_statement_says_the_neighbours_that_hold():
     ):
         assert (fields["num_examples_given"], fields["adjacency"]) == (is_given, adjacency)
         words = f"one example {statement.render(fields, 'neighbours')}"
-        assert words == ADJACENCIES[adjacency][1]
+        assert words == ADJACENCIES[adjacency][1].format(unit="example")
 
 
 def test_a_statement_shows_this_training_s_own_limit_before_that_of_epsilon_and_delta():

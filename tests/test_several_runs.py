@@ -8,6 +8,7 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 import bam
+from bam.cli import privacy
 from bam.privacy import accounting, tradeoff
 from bam.privacy.accounting import PoissonSteps
 from bam.privacy.plan import Population, joint_epsilon
@@ -127,6 +128,32 @@ def test_the_command_says_epsilon_alone_together_and_the_sum(plans, tmp_path):
     lines = [line for line in done.stdout.split("\n") if line.startswith("ε = ")]
     assert [line.split()[-1] for line in lines[2:]] == ["together", "sum"], done.stdout
     assert "no two runs had the same seed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("population", "neighbours"),
+    [
+        (1000, "one example replaced by nothing, its place left empty (zero-out)"),
+        (USERS, "one user replaced by nothing, its place left empty (zero-out)"),
+        (Population(1000, 3, num_examples_given=True), "one user added or removed"),
+    ],
+)
+def test_the_command_names_the_unit_of_its_plans(population, neighbours, tmp_path, capsys):
+    for name in ("a", "b"):
+        record = planned(num_examples=population).to_json()
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    names = [str(tmp_path / f"{name}.json") for name in ("a", "b")]
+    privacy.account_for_all(names, None, str(tmp_path / "out.json"))
+    assert capsys.readouterr().out.startswith(
+        f"Runs on the same data: 2, neighbours: {neighbours}\n"
+    )
+    unit = json.loads((tmp_path / "out.json").read_text())["unit"]
+    assert f"one {unit} " in neighbours
+    other = planned(num_examples=1000 if unit == "user" else USERS)
+    (tmp_path / "b.json").write_text(json.dumps(other.to_json()))
+    units = "user and example" if unit == "user" else "example and user"
+    message = f"their unit is {units}; their epsilons are not one number"
+    refused(message, privacy.account_for_all, names, None, "")
 
 
 @pytest.mark.parametrize(

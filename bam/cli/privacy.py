@@ -123,8 +123,9 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
     total: JsonObject = {"plan": "their sum"}
     total |= {key: sum(row[key] for row in rows) for key in ("epsilon", "delta")}
     if json:
-        files.write_json(Path(json), {"plans": rows, "together": together, "sum": total})
-    neighbours = ADJACENCIES[plans[0].adjacency][1]
+        record = {"unit": plans[0].unit, "plans": rows, "together": together, "sum": total}
+        files.write_json(Path(json), record)
+    neighbours = ADJACENCIES[plans[0].adjacency][1].format(unit=plans[0].unit)
     console.show(f"Runs on the same data: {len(plans)}, neighbours: {neighbours}\n")
     for row in (*rows, together, total):
         epsilon, its_delta = rounded_up(row["epsilon"], "8.4f"), rounded_up(row["delta"], "g")

@@ -22,14 +22,15 @@ from bam.privacy import accounting
 from bam.privacy.accounting import poisson_event, poisson_steps
 from bam.privacy.rounding import rounded_up
 
-# The relation of neighbouring data sets: in few words, followed by "of N examples", and in full.
+# The relation of neighbouring data sets: in few words, followed by "of N examples", and in full,
+# where {unit} is "example" or "user".
 # It is `add_or_remove_one` if N was given.
 ADJACENCIES = {
     "zero_out": (
         "zero-out: one",
-        "one example replaced by nothing, its place left empty (zero-out)",
+        "one {unit} replaced by nothing, its place left empty (zero-out)",
     ),
-    "add_or_remove_one": ("add/remove one", "one example added or removed"),
+    "add_or_remove_one": ("add/remove one", "one {unit} added or removed"),
 }
 BEST_OF_TRIALS = "best_of_trials"  # its ε covers a whole search, see `selection.py`
 # The random generator, as a release describes it.

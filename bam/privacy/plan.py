@@ -439,7 +439,8 @@ def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
     for name in ("unit", "adjacency"):
         if len(different := {getattr(plan, name): None for plan in plans}) > 1:
             raise InputError(
-                f"these plans do not protect the same: their {name} is {' and '.join(different)}"
+                f"these plans do not protect the same: their {name} is {' and '.join(different)}; "
+                "their epsilons are not one number, so give plans with one of them"
             )
     # Draws of each run may exceed its capacity; δ must cover all of them.
     overflow = sum(plan.overflow for plan in plans)
