@@ -1,6 +1,7 @@
-"""A release in PyTorch, without bam and JAX, for the networks `convnet`, `vit_ti16` and `vit_s16`.
+"""A release in PyTorch, without bam and JAX, for `linear`, `convnet`, `vit_ti16` and `vit_s16`.
 
 `load("release")(images)` returns logits. Prepare the images as `preprocessing` in model.json says.
+For a release of features, also pass the map of `prior_in_torch.py` or `backbone_in_torch.py`.
 """
 
 import hashlib
@@ -14,9 +15,10 @@ import torch
 from torch.nn import functional
 
 Weights = Mapping[str, torch.Tensor]
+Map = Callable[[torch.Tensor], torch.Tensor]
 
 
-def load(folder: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def load(folder: str, feature_map: Map | None = None) -> Map:
     """A release as a function from pixels, uint8 `[n, height, width, channels]`, to logits."""
     model = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
     content = Path(folder, "weights.safetensors").read_bytes()
@@ -24,18 +26,28 @@ def load(folder: str) -> Callable[[torch.Tensor], torch.Tensor]:
         raise ValueError(f"{folder}: the SHA-256 of the weights is not that in model.json")
     weights = safetensors.torch.load(content)
     name, bound = model["model"]["name"], model["input_clip_norm"]
-    if model["features"].get("name") or name not in NETWORKS or model["precision"] != "float32":
-        raise ValueError(f"{name}: this reads {', '.join(NETWORKS)} in float32, on pixels")
+    if name not in NETWORKS or model["precision"] != "float32":
+        raise ValueError(f"{name}: this reads {', '.join(NETWORKS)} in float32")
+    if bool(features := model["features"].get("name")) != bool(feature_map):
+        raise ValueError(f"{folder} is of {features or 'no'} features: give their map")
     mean, std = torch.tensor(model["mean"]), torch.tensor(model["std"])
 
     def logits(images: torch.Tensor) -> torch.Tensor:
-        x = (images.float() / 255 - mean) / std
+        x = images.float() / 255
+        if feature_map:
+            x = feature_map(x).half().float()  # the run kept its features as float16
+        x = (x - mean) / std
         if bound:
             norms = x.flatten(1).norm(dim=1)
             x = x / (norms / bound).clamp(min=1).view(-1, 1, 1, 1)
         return NETWORKS[name](weights, x)
 
     return logits
+
+
+def linear(weights: Weights, x: torch.Tensor) -> torch.Tensor:
+    """Logistic regression; its weight is `[classes, inputs]`."""
+    return functional.linear(x.flatten(1), weights["weight"], weights["bias"])
 
 
 def convnet(weights: Weights, x: torch.Tensor) -> torch.Tensor:
@@ -64,7 +76,8 @@ def vision_transformer(weights: Weights, x: torch.Tensor) -> torch.Tensor:
         x = x + dense(weights, block + "proj", attended.reshape(x.shape))
         hidden = dense(weights, block + "fc1", layer_norm(weights, block + "norm2", x))
         x = x + dense(weights, block + "fc2", functional.gelu(hidden))
-    return dense(weights, "head", layer_norm(weights, "norm", x)[:, 0])
+    x = layer_norm(weights, "norm", x)[:, 0]
+    return dense(weights, "head", x) if "head/bias" in weights else x
 
 
 def dense(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
@@ -78,4 +91,9 @@ def layer_norm(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
     return functional.layer_norm(x, scale.shape, scale, bias, eps=1e-6)
 
 
-NETWORKS = {"convnet": convnet, "vit_ti16": vision_transformer, "vit_s16": vision_transformer}
+NETWORKS = {
+    "linear": linear,
+    "convnet": convnet,
+    "vit_ti16": vision_transformer,
+    "vit_s16": vision_transformer,
+}
