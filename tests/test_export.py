@@ -203,6 +203,7 @@ def write_run(workdir, experiment, state):
     facts = steps | {"record": plan, "digests": {}, "processes": processes, "more": {}}
     checkpoint.write(workdir / "checkpoints", facts, state)
 
+
 def drawn(dtype="uint8"):
     """Coloured images of a size that every map of bam's takes."""
     rng = np.random.default_rng(7)
@@ -218,7 +219,7 @@ def drawn_floats():
 
 
 def run_on(folder, data="drawn", **features):
-    """The folder of a run of one step on these images, with weights that are not those of the beginning."""
+    """The folder of a run of one step on these images, with drawn weights."""
     config = tiny(num_steps=1, **{"dataset.name": f"tests.test_export:{data}"})
     config.dataset.path = ""
     config.features.update({"cache": str(folder / "kept"), **features} if features else {})
@@ -318,9 +319,7 @@ def test_a_program_of_floats_takes_floats(tmp_path):
     export.export(run_on(tmp_path, "drawn_floats"), tmp_path / "out", stablehlo=True)
     released = export.load(tmp_path / "out")
     images = drawn_floats().test.images
-    program = jax.export.deserialize(
-        bytearray((tmp_path / "out" / "model.stablehlo").read_bytes())
-    )
+    program = jax.export.deserialize(bytearray((tmp_path / "out" / "model.stablehlo").read_bytes()))
     expected = released.logits(released.params, images)
     np.testing.assert_allclose(program.call(images), expected, rtol=1e-5, atol=1e-5)
     with pytest.raises(ValueError, match="Dtype mismatch"):  # the control: not pixels
@@ -343,7 +342,10 @@ def test_a_backbone_of_other_weights_is_refused_and_one_that_moved_is_named(vit,
     # Without the program, a release needs no backbone; and no other release takes its weights.
     export.export(run, tmp_path / "plain")
     facts = json.loads((tmp_path / "plain/model.json").read_text())
-    changes = {"no features": {"features": {}}, "features by prior": {"features": {"name": "prior"}}}
+    changes = {
+        "no features": {"features": {}},
+        "features by prior": {"features": {"name": "prior"}},
+    }
     for words, change in changes.items():
         (tmp_path / "plain/model.json").write_text(json.dumps(facts | change))
         refused(f"this release has {words}", export.load, tmp_path / "plain", weights=str(vit))

@@ -131,6 +131,51 @@ def test_an_interval_is_twice_as_narrow_of_four_times_as_many_images_and_the_sam
     assert figures.classification(*random_classes(500, 4), ()) == few
 
 
+FIGURES = {
+    figures.classification: random_classes(90, 3),
+    figures.multilabel: (
+        np.random.default_rng(1).normal(size=(90, 2)),
+        np.arange(180).reshape(90, 2) % 3 > 0,
+    ),
+    figures.regression: (
+        np.random.default_rng(2).normal(size=(90, 1)),
+        np.arange(90.0)[:, None] % 7,
+    ),
+}
+
+
+@pytest.mark.parametrize("judge", FIGURES, ids=lambda x: x.__name__)
+def test_intervals_draw_users_where_they_are_named_and_one_image_each_changes_nothing(judge):
+    outputs, labels = FIGURES[judge]
+    images = judge(outputs, labels, ())
+    alone = judge(outputs, labels, (), users=np.random.default_rng(3).permutation(90) + 7)
+    assert alone["figures"] == images["figures"]
+    assert alone["intervals_draw"] == {"unit": "user", "number": 90}
+    assert images["intervals_draw"] == {"unit": "image", "number": 90}
+    # Nine equal images of each of ten users are ten images: intervals are three times as wide.
+    few, users = np.arange(90) % 10, np.arange(90) % 10
+    same = judge(outputs[few], labels[few], ())
+    by_user = judge(outputs[few], labels[few], (), users=users)
+    ten = judge(outputs[:10], labels[:10], ())
+    name = {"regression": "mean_absolute_error"}.get(judge.__name__, "accuracy")
+    np.testing.assert_allclose(by_user["figures"][name], ten["figures"][name], rtol=1e-9)
+    widths = [x["figures"][name][2] - x["figures"][name][1] for x in (same, by_user)]
+    assert 2 < widths[1] / widths[0] < 4
+
+
+def test_a_user_with_more_images_counts_as_often_as_one_with_few_and_for_all_of_them():
+    right, users = np.array([1] * 30 + [0] * 3 + [1] * 3), np.repeat(np.arange(7), [30, *[1] * 6])
+    found = figures.classification(logits(*right), np.ones(36, int), (), users=users)
+    rng, shares = np.random.default_rng(5), []
+    for _ in range(2000):
+        drawn = rng.integers(7, size=7)
+        rows = np.concatenate([np.flatnonzero(users == user) for user in drawn])
+        shares.append(right[rows].mean())
+    expected = np.percentile(shares, (2.5, 97.5))
+    np.testing.assert_allclose(found["figures"]["accuracy"][1:], expected, atol=0.05)
+    assert found["figures"]["accuracy"][0] == pytest.approx(33 / 36)
+
+
 def test_many_classes_have_no_figures_of_their_own():
     named = figures.classification(*random_classes(300, 100), ())
     many = figures.classification(*random_classes(300, 101), ())
@@ -216,6 +261,39 @@ def test_the_page_draws_recall_and_confusion_and_one_to_pass_on_does_not(tmp_pat
 
 
 @pytest.mark.usefixtures("no_charts")
+def test_the_page_says_what_intervals_draw_and_leaves_out_those_that_say_little(tmp_path):
+    outputs, labels = random_classes(90, 3)
+
+    def page(name, num_users, labels=labels):
+        users = np.arange(90) % num_users if num_users else None
+        judged = figures.classification(outputs, labels, ("a", "b", "c"), users=users)
+        return judged["figures"], shown(tmp_path / name, **judged)
+
+    of_users, many = page("users", 30)
+    assert "draws of the 30 persons of the test set, with all images of each" in many
+    low, high = (f"{100 * x:.1f} %" for x in of_users["accuracy"][1:])
+    assert f"{low} to {high}" in many and "<td>says little</td>" not in many
+    of_images, images = page("images", 0)
+    assert "draws of the 90 test images" in images
+    assert f"{100 * of_images['accuracy'][1]:.1f} % to" in images
+    of_few, few = page("few", 9)
+    assert (
+        "draws of the 9 persons" in few
+        and "says little</td>" in few
+        and " to " not in few[few.index("<th>95 % interval") : few.index("Recall by class")]
+    )
+    assert f"({100 * of_few['recall/a'][1]:.0f}–" not in few
+    # One value of all draws, in a class that is always right.
+    wrong = outputs.argmax(axis=1) * (labels > 0)
+    same, one_value = page("one_value", 30, np.where(labels == 0, outputs.argmax(axis=1), wrong))
+    assert same["accuracy"] == [1, 1, 1] and "<td>100.0 %</td><td>says little</td>" in one_value
+    # Of an earlier version, which recorded no units.
+    old = figures.classification(outputs, labels, ())
+    del old["intervals_draw"]
+    assert "bootstrap draws of the test images." in shown(tmp_path / "old", **old)
+
+
+@pytest.mark.usefixtures("no_charts")
 def test_a_class_without_a_test_image_is_named_wherever_a_mean_leaves_it_out(tmp_path):
     outputs, labels = random_classes(90, 3)
     partial = figures.classification(outputs[labels > 0], labels[labels > 0], ("ill", "well", "x"))
@@ -254,6 +332,8 @@ def test_of_many_classes_the_page_shows_the_lowest(num_classes, num_rows, has_ma
          "confusion": [[-1, 1], [0, 0]]},
         {"figures": {"accuracy": [1] * 3}, "confusion": [[1, 2], [3]]},
         {"figures": {"accuracy": [1] * 3, "recall/<script>": [0, 0, 1]}, "confusion": "x"},
+        {"figures": {"accuracy": [1, 0, 2]}, "intervals_draw": [1]},
+        {"figures": {"accuracy": [1, 0, 2]}, "intervals_draw": {"unit": {}, "number": "<script>"}},
     ],
 )  # fmt: skip
 def test_figures_of_a_stranger_break_no_page(forged, tmp_path):

@@ -37,6 +37,7 @@ from tests.cases import (
     mlp_params,
     norm64,
     random_images,
+    refused,
     thoroughly,
     without_mu,
     write_parquet,
@@ -378,6 +379,54 @@ def test_ids_are_numbers_or_texts_of_a_column_in_the_order_of_the_shards(tmp_pat
     }.items():
         with pytest.raises(ValueError, match=message):
             load(column)
+
+
+@pytest.mark.parametrize(
+    ("who", "read", "has_line"),
+    [
+        (None, None, False),
+        (["a", "b", "a"], [0, 1, 0], False),
+        (["a", "", "a"], None, True),
+    ],
+)
+def test_users_of_the_test_set_are_read_from_its_files_whatever_is_protected(
+    who, read, has_line, tmp_path
+):
+    images, labels = IMAGES.train
+    train = [f"writer {i}" for i in IDS]
+    write_parquet(tmp_path / "train.parquet", images, labels, user=train)
+    more = {} if who is None else {"user": who}
+    write_parquet(tmp_path / "test.parquet", images[:3], labels[:3], **more)
+    (tmp_path / "manifest.json").write_text(json.dumps({"ids": "user"}))
+    for size, groups in ((0, ""), (3, ""), (3, "user")):
+        config, lines = config_of(size=size), []
+        config.dataset.update({"name": "folder", "path": str(tmp_path), "groups": groups})
+        config.dataset.num_classes = 3
+        data = loading.make_dataset(config.dataset, config.features, lines.append)
+        loading.kept_datasets.clear()
+        found = data.test_users
+        assert (found is None) == (read is None)
+        if read is not None:
+            assert [np.flatnonzero(found == x)[0] for x in found] == read
+        told = [x for x in lines if "draw images, not persons" in x]
+        assert len(told) == has_line and all("test.parquet" in x and "user" in x for x in told)
+        assert (data.users is None) == (size == 0)
+    # Held-out training examples stand in for the test set, and are not of its users.
+    if read is not None:
+        held_out = datasets.hold_out(data._replace(users=None), 4)
+        assert len(held_out.test.labels) == 4 and held_out.test_users is None
+
+
+def test_the_summary_of_a_run_draws_the_users_of_its_test_set(tmp_path):
+    config = config_of(size=0)
+    config.dataset.groups = ""
+    users = np.arange(len(IMAGES.test.labels)) // 2
+    built = loop.build(config, IMAGES._replace(test_users=users))
+    drawn = loop.train(built, 0).summary["intervals_draw"]
+    assert drawn == {"unit": "user", "number": len(np.unique(users))}
+    plain = loop.train(loop.build(config, IMAGES), 0).summary["intervals_draw"]
+    assert plain == {"unit": "image", "number": len(users)}
+    refused("one for each test example", loop.build, config, IMAGES._replace(test_users=users[:-1]))
 
 
 def test_ids_that_are_numbers_in_one_shard_and_text_in_another_are_one_persons(tmp_path):

@@ -49,6 +49,8 @@ class Dataset(NamedTuple):
       classes: names of the classes, or of several labels, in the order of the labels; () if they
         are unknown.
       preprocessing: a `bam.data.preprocessing.Preprocessing` as JSON, or None.
+      test_users: `[M]`, the user id of each test row, or None. Intervals of test figures then draw
+        users.
       mapped_from: shape and dtype of an image from which a feature map made those here; None
         without such a map.
     """
@@ -62,6 +64,7 @@ class Dataset(NamedTuple):
     users: Integer[np.ndarray, " n"] | None = None
     classes: tuple[str, ...] = ()
     preprocessing: JsonObject | None = None
+    test_users: Integer[np.ndarray, " m"] | None = None
     mapped_from: jax.ShapeDtypeStruct | None = None
 
 
@@ -274,15 +277,16 @@ def check(
             )
         if fault := check_labels(np.asarray(labels), dataset.num_classes):
             raise DataError(f"{name} {fault}")
-    ids = getattr(dataset, "users", None)
-    rows = dataset.train.labels.shape[:1]
-    if ids is not None and not (
-        np.shape(ids) == rows and np.issubdtype(np.asarray(ids).dtype, np.integer)
-    ):
-        raise DataError(
-            f"user ids have type {np.asarray(ids).dtype} and shape {np.shape(ids)}; expected "
-            f"{rows[0]} integers, one for each training example"
-        )
+    for key, split in (("users", dataset.train), ("test_users", dataset.test)):
+        ids, rows = getattr(dataset, key, None), split.labels.shape[:1]
+        if ids is not None and not (
+            np.shape(ids) == rows and np.issubdtype(np.asarray(ids).dtype, np.integer)
+        ):
+            raise DataError(
+                f"user ids have type {np.asarray(ids).dtype} and shape {np.shape(ids)}; expected "
+                f"{rows[0]} integers, one for each {'training' if key == 'users' else 'test'} "
+                "example"
+            )
     channels = dataset.train.images.shape[-1:]
     if not np.shape(dataset.mean) == np.shape(dataset.std) == channels:
         raise DataError(
@@ -320,7 +324,9 @@ def hold_out(dataset: Dataset, num_examples: int, of: Split | None = None) -> Da
     is_held_out[np.argsort(image_hashes(of or dataset.train), kind="stable")[:num_examples]] = True
     parts = (~is_held_out, is_held_out)
     train, test = (Split(*(select(x, rows) for x in dataset.train)) for rows in parts)
-    return dataset._replace(train=train, test=test)
+    # A tuple of the user's own may lack the field.
+    more = {"test_users": None} if getattr(dataset, "test_users", None) is not None else {}
+    return dataset._replace(train=train, test=test, **more)
 
 
 def image_hashes(split: Split) -> np.ndarray:

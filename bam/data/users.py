@@ -5,6 +5,7 @@ the guarantee protects *all* rows of a user together. It relies on the ids: a pe
 counts as two users, and each of the two is protected separately.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -48,6 +49,25 @@ def with_ids(dataset: Dataset, groups: str, folder: Path | None) -> Dataset:
     with_users = dataset._replace(users=ids)
     datasets.check(with_users)
     return with_users
+
+
+def with_test_ids(
+    dataset: Dataset, column: str, folder: Path | None, log: Callable[[str], None]
+) -> Dataset:
+    """The data set with the user ids of its test rows, if its Parquet files have them.
+
+    They serve the intervals of test figures alone. `log` hears of ids that cannot be read.
+    """
+    if not column or column.endswith(".npy") or folder is None:
+        return dataset
+    parquet = datasets.reader("parquet")
+    if not parquet.has_column(folder, column, "test"):
+        return dataset
+    try:
+        return dataset._replace(test_users=parquet.read_ids(folder, column, "test"))
+    except DataError as error:
+        log(f"intervals of test figures draw images, not persons: {error}")
+        return dataset
 
 
 def grouped(dataset: Dataset, size: int) -> Dataset:

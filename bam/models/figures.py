@@ -1,11 +1,12 @@
 """Figures of merit on test data, each with a 95 % interval by the bootstrap.
 
-The images are drawn with replacement 1,000 times, from a public seed. An interval reaches from the
-2.5th to the 97.5th percentile of a figure over the draws for which it is defined. For few images it
-is too narrow: the interval of a recall of 1 has zero width. All figures are functions of sums over
-images, so a draw is a row of weights. For the area under the ROC curve, an image contributes its
-placement: the share of the other class that it is ranked right against (DeLong, DeLong &
-Clarke-Pearson 1988).
+The images are drawn with replacement 1,000 times, from a public seed. If the users that they are of
+are known, users are drawn, each with all its images, because images of one person are alike. An
+interval reaches from the 2.5th to the 97.5th percentile of a figure over the draws for which it is
+defined. For few images or users it is too narrow: the interval of a recall of 1 has zero width. All
+figures are functions of sums over images, so a draw is a row of weights. For the area under the ROC
+curve, an image contributes its placement: the share of the other class that it is ranked right
+against (DeLong, DeLong & Clarke-Pearson 1988; of users Obuchowski 1997).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,11 +25,15 @@ LOWER_IS_BETTER = {"calibration_error", "log_loss", "loss", "mean_absolute_error
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def classification(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+def classification(
+    outputs: np.ndarray, labels: np.ndarray, names: Sequence[str], users: np.ndarray | None = None
+) -> JsonObject:
     """Entries of `summary.json` for finite outputs `[N, classes]` and labels `[N]`.
 
     `figures` maps a name to its value and the ends of its interval, or to None if it is undefined.
-    `confusion` has a row for each true class: the number of images by predicted class.
+    `intervals_draw` has the unit that a draw has copies of, image or user, and the number of units.
+    `confusion` has a row for each true class: the number of images by predicted class. `users` has
+    the id of each image's user.
     """
     num, num_classes = outputs.shape
     outputs = outputs.astype(np.float64)
@@ -50,17 +55,17 @@ def classification(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]
     columns += [_placed(confidence - right, bins, NUM_BINS), negatives[:, None]]
     columns += [-log_p[np.arange(num), labels][:, None]]
     ends = np.cumsum([x.shape[1] for x in columns])[:-1]
-    sums = np.split(_sums(sparse.hstack(columns)), ends, axis=1)
+    sums = np.split(_sums(sparse.hstack(columns), users), ends, axis=1)
     count, num_right, positives, gaps, negatives, losses = sums
-    recall = num_right / count
+    recall, num_drawn = num_right / count, count.sum(axis=1)
     figures = {
-        "accuracy": num_right.sum(axis=1) / num,
+        "accuracy": num_right.sum(axis=1) / num_drawn,
         "balanced_accuracy": _mean(recall),
         "auroc": np.clip(_mean(positives / count) + negatives[:, 0], 0, 1),
-        "calibration_error": np.abs(gaps).sum(axis=1) / num,
-        "log_loss": losses[:, 0] / num,
+        "calibration_error": np.abs(gaps).sum(axis=1) / num_drawn,
+        "log_loss": losses[:, 0] / num_drawn,
     }
-    result: JsonObject = {"figures": _intervals(figures | _by_class("recall", recall, names))}
+    result = _entries(figures | _by_class("recall", recall, names), num, users)
     if num_classes <= MOST_NAMED:
         cells = np.bincount(labels * num_classes + predicted, minlength=num_classes**2)
         result["confusion"] = cells.reshape(num_classes, num_classes).tolist()
@@ -68,34 +73,39 @@ def classification(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def multilabel(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+def multilabel(
+    outputs: np.ndarray, labels: np.ndarray, names: Sequence[str], users: np.ndarray | None = None
+) -> JsonObject:
     """Entries for outputs `[N, labels]` and labels 0 or 1; an output > 0 predicts its label."""
     yes = labels > 0
     right = (outputs > 0) == yes
     place = np.stack([_placements(*x) for x in zip(outputs.T, yes.T, strict=True)], axis=1)
     columns = [x * side for x in (np.ones_like(place), right, place) for side in (yes, ~yes)]
-    ones, zeros, *sums = np.split(_sums(np.concatenate(columns, axis=1)), 6, axis=1)
+    ones, zeros, *sums = np.split(_sums(np.concatenate(columns, axis=1), users), 6, axis=1)
     recall, specificity, above, below = map(np.divide, sums, [ones, zeros] * 2)
     area = np.clip(above + below - above[0], 0, 1)
     balanced = (recall + specificity) / 2
-    figures = {"accuracy": (sums[0] + sums[1]).sum(axis=1) / labels.size}
+    figures = {"accuracy": (sums[0] + sums[1]).sum(axis=1) / (ones + zeros).sum(axis=1)}
     for name, each in (("balanced_accuracy", balanced), ("auroc", area)):
         figures |= {name: _mean(each)} | _by_class(name, each, names)
-    return {"figures": _intervals(figures)}
+    return _entries(figures, len(labels), users)
 
 
 @np.errstate(divide="ignore", invalid="ignore")
-def regression(outputs: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> JsonObject:
+def regression(
+    outputs: np.ndarray, labels: np.ndarray, names: Sequence[str], users: np.ndarray | None = None
+) -> JsonObject:
     """Entries for outputs and labels `[N, targets]`; R² is the mean over targets."""
     outputs = outputs.astype(np.float64)
     targets = labels.reshape(outputs.shape).astype(np.float64)
     errors, shifted = outputs - targets, targets - targets[0]  # equal targets are exactly 0
     columns = np.concatenate([np.abs(errors), errors**2, shifted, shifted**2], axis=1)
-    absolute, squared, first, second = np.split(_sums(columns) / len(targets), 4, axis=1)
+    sums = _sums(np.concatenate([columns, np.ones((len(targets), 1))], axis=1), users)
+    absolute, squared, first, second = np.split(sums[:, :-1] / sums[:, -1:], 4, axis=1)
     variance = second - first**2
     r2 = 1 - squared / np.where(variance > 1e-12 * second, variance, np.nan)
     figures = {"mean_absolute_error": absolute.mean(axis=1), "r2": _mean(r2)}
-    return {"figures": _intervals(figures)}
+    return _entries(figures, len(targets), users)
 
 
 BOTH = ["accuracy", "balanced_accuracy", "auroc"]
@@ -127,8 +137,10 @@ def _placed(values: np.ndarray, columns: np.ndarray, num: int) -> sparse.csr_arr
     return sparse.csr_array((values.astype(np.float64), columns, rows), shape=(len(values), num))
 
 
-def _sums(columns: Any) -> np.ndarray:
+def _sums(columns: Any, users: np.ndarray | None) -> np.ndarray:
     """Sums over images, `[1 + NUM_DRAWS, columns]`: first over all images, then over each draw."""
+    if users is not None:
+        columns = _by_user(users) @ columns
     num, generator = columns.shape[0], np.random.default_rng(SEED)
     offsets = num * np.arange(TOGETHER)[:, None]  # one `bincount` counts all draws
     sums = [np.ones((1, num)) @ columns]
@@ -137,6 +149,23 @@ def _sums(columns: Any) -> np.ndarray:
         weights = np.bincount(rows.ravel(), minlength=TOGETHER * num)
         sums.append(weights.reshape(TOGETHER, num).astype(np.float64) @ columns)
     return np.concatenate(sums)
+
+
+def _by_user(users: np.ndarray) -> sparse.csr_array:
+    """The array `[users, N]` that adds up the rows of each user, in the order of first images."""
+    _, first, inverse = np.unique(users, return_index=True, return_inverse=True)
+    place = np.argsort(np.argsort(first))[inverse]
+    return sparse.csr_array(_placed(np.ones(len(users)), place, len(first)).T)
+
+
+def _entries(
+    figures: Mapping[str, np.ndarray], num_images: int, users: np.ndarray | None
+) -> JsonObject:
+    """The entries of `summary.json` for values of figures, first over all images."""
+    unit = "image" if users is None else "user"
+    number = num_images if users is None else len(np.unique(users))
+    drawn = {"unit": unit, "number": number}
+    return {"figures": _intervals(figures), "intervals_draw": drawn}
 
 
 def _by_class(figure: str, each: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:

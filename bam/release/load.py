@@ -124,8 +124,7 @@ def load(folder: Path | str, own_model: str = "", weights: str = "") -> Released
     tensors = pretrained.tensors(content, file)  # safetensors: a pickle would run code
     if description["weights_sha256"] != hashlib.sha256(content).hexdigest():
         raise InputError(
-            f"{file} is damaged: its SHA-256 is not the one in model.json; "
-            "copy the release again"
+            f"{file} is damaged: its SHA-256 is not the one in model.json; copy the release again"
         )
     # `export` stores bfloat16 as float32.
     tensors |= {x: tensors[x].astype(jnp.bfloat16) for x in description["bfloat16"] if x in tensors}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bam import files
 from bam.extras import needs
 from bam.files import JsonObject, one_line
 from bam.privacy import statement
@@ -27,6 +28,7 @@ with needs("train"):
     from markdown_it import MarkdownIt
 
 MOST_CLASSES = 30  # in a chart
+FEW = 10  # persons or images, with fewer of which a bootstrap says little
 
 # The Markdown that `statement` writes, without links, images and HTML, so that a stranger's record
 # which looks like one stays text.
@@ -132,19 +134,25 @@ def _tests(summary: JsonObject) -> JsonObject | None:
         return None
     overall: JsonObject = {}
     members: dict[str, JsonObject] = {}
+    drawn, number = _drawn(summary)
     for name, interval in recorded.items():
         figure, slash, member = name.partition("/")
         if interval is None and slash:  # a class without test images
             members.setdefault(figure, {})[member] = None
         with contextlib.suppress(TypeError, ValueError):
             value, low, high = map(float, interval)
-            numbers = value, low, high
+            # The draws of few units, or draws that are all alike, do not show how sure a figure is.
+            is_telling = number >= FEW and low < high
             if slash:
-                members.setdefault(figure, {})[member] = numbers
+                members.setdefault(figure, {})[member] = (value, *(low, high) * is_telling)
             else:
                 form = "{:.1f} %".format if figure.endswith("accuracy") else "{:.4g}".format
                 factor = 100 if figure.endswith("accuracy") else 1
-                overall[in_words(name)] = [form(factor * x) for x in numbers]
+                ends = f"{form(factor * low)} to {form(factor * high)}"
+                overall[in_words(name)] = [
+                    form(factor * value),
+                    ends if is_telling else "says little",
+                ]
     bars = {}
     each_is = "label" if summary.get("loss") == "binary" else "class"
     for figure, each in members.items():
@@ -158,7 +166,21 @@ def _tests(summary: JsonObject) -> JsonObject | None:
         confusion = np.array(summary.get("confusion"), float)
     if confusion.shape != (len(names),) * 2 or len(names) > MOST_CLASSES:
         names = []
-    return {"overall": overall, "charts": bars, "names": names, "confusion": confusion.tolist()}
+    tables: JsonObject = {"overall": overall, "charts": bars, "names": names}
+    return tables | {"confusion": confusion.tolist(), "drawn": drawn, "few": FEW}
+
+
+def _drawn(summary: JsonObject) -> tuple[str, float]:
+    """The units that the intervals draw, in words, and their number; ∞ if it is not recorded."""
+    recorded = summary.get("intervals_draw")
+    if isinstance(recorded, dict) and type(number := recorded.get("number")) is int:
+        if recorded.get("unit") == "user":
+            return (
+                f"{files.counted(number, 'person')} of the test set, with all images of each",
+                number,
+            )
+        return files.counted(number, "test image"), number
+    return "test images", math.inf
 
 
 def command_of(config: JsonObject) -> tuple[str, list[str]]:

@@ -159,12 +159,14 @@ def _loaded(section: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
     else:
         loaded = datasets.load(name, **options, stays=_stays(memory, options, log))
     folder = datasets.folder_of(name, options.get("source"), options.get("path"))
-    if name == "folder" and size and not groups:
-        groups = users.column(folder)
+    named = users.column(folder) if name == "folder" else ""
+    if size and not groups:
+        groups = named
+    in_parquet = folder if name == "folder" or options.get("source") == "parquet" else None
     if groups:
-        has_columns = name == "folder" or options.get("source") == "parquet"
-        loaded = users.with_ids(loaded, groups, folder if has_columns else None)
-    return loaded
+        loaded = users.with_ids(loaded, groups, in_parquet)
+    # Without `group_size`, too: persons of the test set are named whatever ε protects.
+    return users.with_test_ids(loaded, groups or named, in_parquet, log)
 
 
 def _extracted(

@@ -9,6 +9,7 @@ import numpy as np
 from bam.data import datasets
 from bam.files import JsonObject
 from bam.models import layers
+from bam.models.figures import NAMES
 from bam.provenance import git_commit, versions
 from bam.training import devices
 from bam.training.trainer import Trainer
@@ -92,4 +93,7 @@ def loss_figures(trainer: Trainer, outputs: np.ndarray | None) -> JsonObject:
     # Targets were scaled for training; a reader wants the units of the table.
     in_units = functools.partial(datasets.in_units, trainer.dataset)
     labels, names = np.asarray(trainer.dataset.test.labels), trainer.dataset.classes
-    return figures(in_units(outputs), in_units(labels), names)
+    ids = getattr(trainer.dataset, "test_users", None)
+    # A loss of the user's own may have figures that know no users.
+    users = {} if ids is None or figures not in NAMES else {"users": ids}
+    return figures(in_units(outputs), in_units(labels), names, **users)

@@ -94,14 +94,14 @@ def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
     return tuple(map(str, names)), preprocessing
 
 
-def read_ids(path: Path, column: str) -> Int64[np.ndarray, " n"]:
-    """The user id of each training row, in the order of `read`, from a column of numbers or texts.
+def read_ids(path: Path, column: str, split: str = "train") -> Int64[np.ndarray, " n"]:
+    """The user id of each row of a split, in the order of `read`: a column of numbers or texts.
 
     Ids are equal as `bam.core.user_table.user_id` says. Where all columns are of numbers, an id is
     its number; otherwise it is 64 bits of its text's BLAKE2. DataError, with file and row, for a
     column that is missing or has another type, and for an id that is missing or refused.
     """
-    paths = _paths(path, "train")
+    paths = _paths(path, split)
     are_text = [_has_texts(file, column) for file in paths]
     try:
         ids = [part for file in paths for part in _file_ids(file, column, any(are_text))]
@@ -123,6 +123,12 @@ def _has_texts(file: Path, column: str) -> bool:
     if not any(is_kind(kind) for is_kind in (*texts, is_.is_large_binary)):
         raise DataError(f"{file}: column {column} is {kind}, neither numbers nor text")
     return True
+
+
+def has_column(path: Path, column: str, split: str) -> bool:
+    """Whether a file of a split has a column of that name."""
+    with readable(path):
+        return any(column in pq.read_schema(file).names for file in _paths(path, split))
 
 
 def _file_ids(file: Path, column: str, as_texts: bool) -> list[np.ndarray]:
