@@ -80,7 +80,10 @@ CONFIGS = {
 SUMMARIES = {
     "example_poisson": {"features_digest": DIGEST, "clip_norm": 1.5, "sensitivity": 1.5},
     "user_poisson": {"init_digest": DIGEST, "num_frozen": 68, "num_params": 15},
-    "banded": {"processes": [PROCESS | {"first_step": 2}, LATER]},  # of step 1 none is recorded
+    "banded": {
+        "processes": [PROCESS | {"first_step": 2}, LATER],  # of step 1 none is recorded
+        "preprocessing": {"target": [50.0, 12.5]},
+    },
     "private_search": {  # of a version that recorded the last process alone
         "processes": None, "device": "cpu", "commit": "1d4e5a", "versions": VERSIONS,
     },
@@ -133,8 +136,13 @@ def fields_of(name):
         diagnosed=False,
         features_words=parts.words("features", config["features"]["name"]),
         exported_by="bam 0.2.0, commit 1d4e5a",
-        released="the weights" if name == "banded" else statement.FOLDER,
+        released=released_of(name),
     )
+
+
+def released_of(name):
+    """What is released, in words: of one of them, not a folder."""
+    return "the weights" if name == "banded" else statement.FOLDER
 
 
 def own_loop(is_proved=False):

@@ -5,6 +5,7 @@ import importlib
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from flax import traverse_util
 import bam
 from bam import files, models, named, provenance
 from bam.data import datasets
+from bam.data.preprocessing import Preprocessing
 from bam.features import extraction
 from bam.models import finetune
 from bam.privacy import checkpoint, ledger, statement
@@ -352,7 +354,12 @@ def test_a_backbone_of_other_weights_is_refused_and_one_that_moved_is_named(vit,
     # A digest that is not recorded is not taken for the right one.
     del facts["features"]["digest"]
     (tmp_path / "plain/model.json").write_text(json.dumps(facts))
-    refused("SHA-256 none named", export.load, tmp_path / "plain", weights=str(vit))
+    refused(
+        "does not record the SHA-256 of its backbone",
+        export.load,
+        tmp_path / "plain",
+        weights=str(vit),
+    )
 
 
 def test_the_averaged_weights_are_released_under_plain_names_in_both_files(finished, release):
@@ -441,6 +448,48 @@ def test_what_is_not_on_the_list_of_settings_stays_behind(run, tmp_path):
     assert settings["dataset"] == {
         "name": "folder", "source": "", "holdout": 0, "num_classes": 0, "group_size": 0,
     }  # fmt: skip
+
+
+def unlisted(facts, text):
+    """Keys of `model.json`, and those of its preprocessing, that a statement does not list."""
+    table = text[text.index("What this folder states") : text.index("## What NIST")]
+    keys = {*facts} | {*facts["preprocessing"]}
+    return keys - {"preprocessing"} - set(re.findall(r"`(\w+)`", table))
+
+
+TARGET = [43.5, 12.25]
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_every_value_in_a_release_is_listed_in_its_statement(name, vit, blank, tmp_path):
+    options = MAPS[name] | ({"weights": str(vit)} if name == "backbone" else {})
+    run = run_on(tmp_path, **({"name": name, **options} if name else {}))
+    made = Preprocessing((28, 32), 3, window=(0.0, 99.0), target=tuple(TARGET)).as_json()
+    edit(run / "summary.json", lambda summary: summary.update(preprocessing=made))
+    export.export(run, tmp_path / "out")
+    facts = json.loads((tmp_path / "out/model.json").read_text())
+    text = (tmp_path / "out/PRIVACY.md").read_text()
+    assert facts["preprocessing"] == made and set(made) == set(Preprocessing._fields)
+    assert unlisted(facts, text) == set()
+    assert {x.name for x in (tmp_path / "out").glob("*.json")} == {"model.json", "config.json"}
+    assert "`config.json`" in text and "`model.json`" in text
+    # The offset and scale of labels are public: they are listed, and looked at.
+    assert row_of(text, "offset and scale").startswith(
+        "| offset and scale of the labels | **43.5 and 12.25**, which whoever imported"
+    )
+    # Controls: another value is seen, and without a target none is said.
+    more = facts | {"mean_age": 43.5, "preprocessing": made | {"seen": 1}}
+    assert unlisted(more, text) == {"mean_age", "seen"}
+    edit(run / "summary.json", lambda summary: summary.update(preprocessing=None))
+    export.export(run, tmp_path / "plain")
+    plain = (tmp_path / "plain/PRIVACY.md").read_text()
+    assert row_of(plain, "offset and scale") == "| offset and scale of the labels | none |"
+
+
+@pytest.mark.parametrize("forged", [3, [1], {"target": 5}, {"target": [[]]}, {"target": {}}])
+def test_a_stranger_s_preprocessing_breaks_no_statement(forged, run):
+    edit(run / "summary.json", lambda summary: summary.update(preprocessing=forged))
+    assert "| offset and scale of the labels | " in export.statement_of(records_of.read(run), "bam")
 
 
 def clip_norm_row(given, origin=""):

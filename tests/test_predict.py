@@ -298,7 +298,7 @@ def test_the_network_is_given_so_many_images_as_its_memory_allows(folder, tmp_pa
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"features": {"name": "scattering"}}, "does not record the size of its images: export"),
+        ({"features": {"name": "scattering"}}, "does not record the size of its images, so"),
         ({"features": {"name": "backbone", "digest": "5e88"}}, "--weights=FILE, .*SHA-256 is 5e88"),
         ({"raw_dtype": "float32"}, "takes numbers, not image files"),
         (

@@ -115,7 +115,8 @@ def golden_fields():
     yield golden.fields_of("example_poisson")
     for name in golden.CONFIGS:
         plan = quick(golden.plan_of(name))
-        yield fields(plan, golden.CONFIGS[name], **golden.SUMMARIES[name])
+        released = golden.released_of(name)
+        yield fields(plan, golden.CONFIGS[name], released=released, **golden.SUMMARIES[name])
     yield loop_fields("own_loop", is_proved=False)
 
 
@@ -141,7 +142,7 @@ def quick(plan, **changes):
     return without_mu(dataclasses.replace(plan, **changes))
 
 
-def fields(plan, config=None, diagnosed=False, **summary):
+def fields(plan, config=None, diagnosed=False, released=statement.FOLDER, **summary):
     """Those of a run of that plan, in a folder, with changes of its config and its summary."""
     config = golden.config_of(**(config or {}))
     return statement.fields_of_run(
@@ -152,6 +153,7 @@ def fields(plan, config=None, diagnosed=False, **summary):
         diagnosed=diagnosed,
         features_words=parts.words("features", config["features"]["name"]),
         exported_by="bam",
+        released=released,
     )
 
 

@@ -376,6 +376,9 @@ def fields_on_other_uses(
     weights = config.get("loss", {}).get("weights")
     features = config.get("features", {}).get("name", "")
     parts, num_frozen = parts_of(config), summary.get("num_frozen")
+    preprocessing = summary.get("preprocessing")
+    target = preprocessing.get("target") if isinstance(preprocessing, Mapping) else None
+    target = target if isinstance(target, list | tuple) else ()
     origin = config.get("clip_norm_from")  # None: a text that may not be published
     fields = {
         "diagnosed": bool(config["diagnostics"]["every"] or diagnosed),
@@ -387,6 +390,8 @@ def fields_on_other_uses(
         "clip_norm_origin": origin,
         "weighted": "by a setting" if weights else "none",
         "weights": list(weights or ()),
+        "labels_scaled": bool(target),
+        "target_numbers": " and ".join(map(str, target)),
         "init": "at random",
         "frozen": bool(num_frozen),
         "features": "in words" if features_words else "declared" if features else "none",

@@ -257,10 +257,15 @@ def _feature_map(description: JsonObject, weights: str) -> extraction.FeatureMap
     if not name or ":" in name or (name == "backbone" and not weights):
         return None
     section = description["features"]
-    if name != "scattering":
-        # Without a digest, any weights would pass for those of the run.
+    if name == "prior":
+        # Without a digest, the prior would take this version's weights for those of the run.
         section = {"digest": "none named", **section}
     if name == "backbone":
+        if not section.get("digest"):
+            raise InputError(
+                "the release does not record the SHA-256 of its backbone's weights: export the run "
+                "again with this version of bam"
+            )
         if not (file := finetune.file_of(weights)).is_file():
             raise InputError(f"--weights={weights}: no file {file}; give the backbone's weights")
         section |= {"weights": weights}

@@ -60,7 +60,10 @@ def preprocessing_of(released: Released) -> Preprocessing:
     """
     metadata, takes = released.facts, released.takes
     if takes is None:
-        raise DataError("the release does not record the size of its images: export the run again")
+        raise DataError(
+            "the release does not record the size of its images, so only its features can be "
+            "predicted: train it again with this version of bam"
+        )
     # A backbone's weights or a user's own map are not in the release.
     if takes.dtype != np.uint8:
         features = features_name(metadata)
