@@ -678,7 +678,9 @@ def test_the_example_in_torch_refuses_weights_of_another_digest(release, tmp_pat
     example = importlib.import_module("examples.load_in_torch")
     monkeypatch.delitem(sys.modules, "examples.load_in_torch")
     folder = shutil.copytree(release, tmp_path / "edited")
-    refused("this reads convnet", example.load, folder)  # the control: a network that it lacks
+    # The control: with the right weights, it is a network that the example lacks.
+    edit(folder / "model.json", lambda facts: facts["model"].update(name="resnet9"))
+    refused("this reads linear, convnet", example.load, folder)
     file = folder / "weights.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     refused("is not that in model", example.load, folder)

@@ -283,6 +283,7 @@ def test_the_page_says_what_intervals_draw_and_leaves_out_those_that_say_little(
         and " to " not in few[few.index("<th>95 % interval") : few.index("Recall by class")]
     )
     assert f"({100 * of_few['recall/a'][1]:.0f}–" not in few
+    assert "with 95 % intervals" in many and "with 95 % intervals" not in few
     # One value of all draws, in a class that is always right.
     wrong = outputs.argmax(axis=1) * (labels > 0)
     same, one_value = page("one_value", 30, np.where(labels == 0, outputs.argmax(axis=1), wrong))

@@ -312,7 +312,7 @@ bam export --workdir=runs/digits --out=release
             Flag(
                 "stablehlo",
                 False,
-                "also write model.stablehlo: the network with its weights, for jax.export",
+                "also write model.stablehlo: images to outputs as one program, for jax.export",
             ),
             Flag(
                 "weights",

@@ -324,9 +324,9 @@ def hold_out(dataset: Dataset, num_examples: int, of: Split | None = None) -> Da
     is_held_out[np.argsort(image_hashes(of or dataset.train), kind="stable")[:num_examples]] = True
     parts = (~is_held_out, is_held_out)
     train, test = (Split(*(select(x, rows) for x in dataset.train)) for rows in parts)
+    split = dataset._replace(train=train, test=test)
     # A tuple of the user's own may lack the field.
-    more = {"test_users": None} if getattr(dataset, "test_users", None) is not None else {}
-    return dataset._replace(train=train, test=test, **more)
+    return split._replace(test_users=None) if hasattr(split, "test_users") else split
 
 
 def image_hashes(split: Split) -> np.ndarray:

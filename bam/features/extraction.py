@@ -115,10 +115,11 @@ def _with_images(dataset: Dataset, new: Callable[[Images], np.ndarray]) -> Datas
     train, test = (x._replace(images=new(x.images)) for x in (dataset.train, dataset.test))
     images, channels = dataset.train.images, train.images.shape[-1]
     mean, std = np.zeros(channels, np.float32), np.ones(channels, np.float32)
-    more = {"mapped_from": jax.ShapeDtypeStruct(images.shape[-3:], images.dtype)}
+    mapped = dataset._replace(train=train, test=test, mean=mean, std=std)
     # A data set of the user's own may be a tuple that lacks the fields with defaults.
-    more = {key: value for key, value in more.items() if hasattr(dataset, key)}
-    return dataset._replace(train=train, test=test, mean=mean, std=std, **more)
+    if not hasattr(mapped, "mapped_from"):
+        return mapped
+    return mapped._replace(mapped_from=jax.ShapeDtypeStruct(images.shape[-3:], images.dtype))
 
 
 def _check_rows(computed: Computed, images: Images) -> None:
