@@ -20,6 +20,7 @@ ENDS = ("testing", "cli")
 SHARED = {
     "bam.extras",
     "bam.files",
+    "bam.memory",
     "bam.named",
     "bam.provenance",
     "bam.tables",

@@ -286,11 +286,11 @@ def test_the_network_is_given_so_many_images_as_its_memory_allows(folder, tmp_pa
 
     seen.lower = released.logits.lower
     for memory in (60_000, 14_000):
-        monkeypatch.setattr(predict, "machine_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(predict.memory, "machine", lambda memory=memory: memory)
         few, sizes[:] = list(predict.outputs_of(released._replace(logits=seen), made, files)), []
         np.testing.assert_allclose(few, whole, rtol=1e-5, atol=1e-5)
         assert 1 <= predict.num_together(released, made) < predict.TOGETHER
-    monkeypatch.setattr(predict, "machine_memory", lambda: 100)
+    monkeypatch.setattr(predict.memory, "machine", lambda: 100)
     with pytest.raises(DataError, match=r"the network takes .* bytes for an image of \(6, 9, 3\)"):
         predict.outputs_of(released, made, files)
 

@@ -171,7 +171,7 @@ def test_a_run_that_is_stopped_twice_is_the_run_that_never_stopped(name, images,
     alone = trainer(**variant.never_stopped)
     devices = variant.num_devices or [1] * (len(variant.stops) + 1)
     trainers = [trainer(num_devices) for num_devices in devices]
-    programs = {x.step.func for x in (alone, *trainers)}
+    programs = {x.step.__wrapped__.func for x in (alone, *trainers)}
     before = {program: program._cache_size() for program in programs}
     whole = loop.train(alone, variant.seed, tmp_path / "whole")
     resumed = stopped_and_resumed(trainers, variant.seed, tmp_path / "run", variant.stops)

@@ -234,7 +234,7 @@ def test_a_run_says_that_it_compiles_judges_and_measures(at_once):
     trainer = loop.build(runs.tiny(**{"diagnostics.every": 3}), runs.own_data())
     loop.train(trainer, 0, log=screen)
     assert lines(screen) == [
-        *("measuring the clipping bias", "compiling the step", "step 1 of 3"),
+        *("compiling the step", "measuring the clipping bias", "step 1 of 3"),
         *("evaluating 37 test images", "measuring the clipping bias"),
     ]
     assert max(map(len, screen.said)) <= 80

@@ -37,6 +37,13 @@ def any_of(flag: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
 
 
+def least(value: float) -> float:
+    """The smallest of all processes' values, as a 32-bit float; every process must call this."""
+    if jax.process_count() == 1:
+        return value
+    return float(np.min(multihost_utils.process_allgather(np.float32(value))))
+
+
 def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
     """Places a pytree of arrays, PRNG keys included; None is the default device.
 

@@ -2,7 +2,6 @@
 
 import io
 import math
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from jaxtyping import Array, Int32, Num, UInt8
 
-from bam import files
+from bam import files, memory
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
@@ -56,17 +55,11 @@ def manifest(folder: Path | None) -> JsonObject:
     return files.read_json(file) if file and file.is_file() else {}
 
 
-def machine_memory() -> int:
-    """Bytes of this machine's physical memory; limits on data in memory are shares of it."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def check_memory(num_bytes: int, location: str) -> None:
-    """DataError for more bytes than this machine's physical memory."""
-    if num_bytes > machine_memory():
-        gib = f"{num_bytes / 2**30:,.0f} GiB"
-        has = f"this machine has {machine_memory() / 2**30:,.0f}"
-        raise DataError(f"{location}: {gib} are needed in memory, and {has}")
+    """DataError for more bytes than are free in this machine's memory."""
+    if num_bytes > (free := memory.free()):
+        needed, has = memory.in_words(num_bytes), memory.in_words(free)
+        raise DataError(f"{location}: {needed} are needed in memory, and {has} are free")
 
 
 def decode_images(

@@ -27,7 +27,7 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Float16, Num
 
-from bam import files, waits
+from bam import files, memory, waits
 from bam.data.common import DataError
 from bam.data.datasets import Dataset
 from bam.data.stream import StoredImages, content
@@ -68,6 +68,7 @@ def extract(
       log: called with a line about each slow part.
 
     Raises:
+      InputError: if the map does not fit the memory.
       DataError: if the map mixes images, or a feature is not finite in float16.
     """
     alone = jax.jit(lambda images: to_features(feature_map, images))
@@ -76,6 +77,12 @@ def extract(
     with waits.compiling(log, "the feature map"):
         traced = jax.make_jaxpr(alone)(like)
         computed, program = _on_all_devices(alone, traced), _digest(traced)
+        memory.check(
+            computed,
+            np.zeros(like.shape, like.dtype),
+            what=f"mapping {CHUNK} images to features",
+            remedy="close other programs, take a smaller map, or import smaller images",
+        )
         _check_rows(computed, images)
     return _with_images(
         dataset,

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
-from bam.data.common import DataError, machine_memory
+from bam import memory
+from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing, Target
 from bam.extras import MissingExtraError
 from bam.files import JsonObject
@@ -141,7 +142,7 @@ def num_together(released: Released, preprocessing: Preprocessing) -> int:
     system would kill the process. DataError if one image does not fit.
     """
     logits: Any = released.logits
-    together, budget = TOGETHER, machine_memory() // SHARE
+    together, budget = TOGETHER, min(memory.machine() // SHARE, memory.free())
     while True:
         images = jax.ShapeDtypeStruct((together, *preprocessing.shape), np.uint8)
         needed = logits.lower(released.params, images).compile().memory_analysis()
@@ -152,7 +153,7 @@ def num_together(released: Released, preprocessing: Preprocessing) -> int:
         if together == 1:
             raise DataError(
                 f"the network takes {num_bytes:,} bytes for an image of {preprocessing.shape}, "
-                f"more than a {SHARE}th of this machine's memory, {budget:,} bytes"
+                f"more than {budget:,} bytes, a {SHARE}th of this machine's memory or what is free"
             )
         # By the share that fits, at least one less: memory need not be linear in the batch.
         together = max(1, min(together - 1, together * budget // num_bytes))

@@ -5,14 +5,15 @@ on the same values. `bam.core.processes` makes them agree on values that may dif
 time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from bam import memory
 from bam.core import processes
-from bam.data.common import machine_memory
 
 
 def visible() -> list[jax.Device]:
@@ -57,4 +58,13 @@ def room_for_data() -> int:
         return int(stats["bytes_limit"]) // 2
     # Devices of one CPU share its memory, and each has a copy of the data.
     copies = sum(device.process_index == jax.process_index() for device in visible())
-    return machine_memory() // 4 // copies
+    return memory.machine() // 4 // copies
+
+
+def needs(program: Callable[..., Any], *args: Any) -> memory.Needs | None:
+    """`memory.needs` of a run's program, with the least memory that is free in any process.
+
+    So all processes decide alike whether the program fits.
+    """
+    needed = memory.needs(program, *args)
+    return needed and needed._replace(free=int(processes.least(needed.free)))

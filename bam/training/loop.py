@@ -22,6 +22,7 @@ from bam.privacy.ledger import lost_in_words
 from bam.privacy.run import Digests, PrivateRun
 from bam.provenance import git_commit
 from bam.training import devices
+from bam.training import step as steps
 from bam.training.rundir import RunFiles, finite
 from bam.training.step import TrainState
 from bam.training.summary import summarize
@@ -92,9 +93,9 @@ def train(
     Raises:
       StoppedError: if `should_stop` ended the run early.
       FileExistsError: if the run in `workdir` is finished.
-      InputError: if the run in `workdir` has another config, plan or data set, or other initial
-        weights; if its checkpoint cannot be read or belongs to another step; or if its ledger or
-        its list of processes is incomplete.
+      InputError: if a step does not fit the memory; if the run in `workdir` has another config,
+        plan or data set, or other initial weights; if its checkpoint cannot be read or belongs to
+        another step; or if its ledger or its list of processes is incomplete.
       BlockingIOError: if another process is training in `workdir`.
       OSError: if `workdir` cannot be written, or before the first step, if there is no room for a
         checkpoint.
@@ -108,18 +109,23 @@ def train(
         if workdir is not None:
             # The metrics count steps, too: a ledger that says fewer was replaced or cut.
             run.open(workdir, trainer.record, _digests(trainer), at_least=files.steps_begun)
-            files.begin()
+            files.check_again()
         if run.lost:
             log(lost_in_words(run.plan, run.lost, run.end))
         # Without a seed, `restore` replaces the noise key of this seed by the run's secret key.
         state = run.restore(trainer.init(_seed_from_system() if seed is None else seed))
         if config.checkpoint.every:
             run.check_room(state)
+        # Training data are placed once; each step gets row numbers, or rows that are read ahead.
+        feed = Feed(trainer)
+        if run.step < run.end:
+            with waits.compiling(log, "the step"):
+                trainer.check_step(state, *feed.nothing())
+        # From here on, another config is refused in this folder.
+        files.begin()
         if run.is_resumed and run.step < run.end:
             log(f"continues from step {run.step} of {run.end}")
         files.start_after(run.step if run.is_resumed else -1)
-        # Training data are placed once; each step gets row numbers, or rows that are read ahead.
-        feed = Feed(trainer)
         watch = _Watch(trainer, run, files, feed, on_row, should_stop, evaluates, log)
         if not run.is_resumed:  # the bias before the first step
             watch.look(state)
@@ -163,6 +169,11 @@ class Feed:
         for examples, batch in stream.ahead(self._split, only, capacity, steps):
             yield self._trainer.place(examples), batch
 
+    def nothing(self) -> tuple[datasets.Split, PaddedBatch]:
+        """The examples and the batch of a step without examples, in the shapes of any step."""
+        batch = sampling.pad(np.arange(0), self._trainer.plan.capacity, 0, 0)
+        return self.of(batch.indices, batch.mask), batch
+
     def of(self, indices: Rows, mask: Rows | None = None) -> datasets.Split:
         """The split that holds these rows: all data, or only these rows if they are streamed."""
         if self._all is not None:
@@ -202,9 +213,9 @@ class _Watch:
     def take(
         self, state: TrainState, rows: tuple[datasets.Split, sampling.PaddedBatch]
     ) -> TrainState:
-        """Starts a step on the devices; the first one of a process is compiled."""
-        is_first = math.isinf(self._step_seconds)
-        with waits.compiling(self._log, "the step") if is_first else contextlib.nullcontext():
+        """Starts a step on the devices; the first one of an audit is compiled."""
+        compiles = self._trainer.audited_step is not None and math.isinf(self._step_seconds)
+        with waits.compiling(self._log, "the step") if compiles else contextlib.nullcontext():
             state = self._trainer.take_step(state, *rows)
         if self._run.step <= FIRST_STEPS:
             self._num_drawn += int(np.sum(rows[1].mask))
@@ -361,15 +372,30 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
     return evaluate_outputs(trainer, params)[0]
 
 
+def num_evaluated(trainer: Trainer, params: Params) -> int:
+    """The number of test images to evaluate at once; the memory is asked by the first call."""
+    images, labels = trainer.dataset.test
+    # Fewer at once if images are large, because their activations are in memory together.
+    size = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
+    size = trainer.fitting.get(steps.evaluate, size)
+    while size > 1 and steps.evaluate not in trainer.fitting:
+        rows = devices.share_rows((images[:size], labels[:size]), trainer.mesh)
+        needed = devices.needs(trainer.evaluate, params, *rows)
+        if needed is None or needed.fits:
+            break
+        size //= 2
+    trainer.fitting[steps.evaluate] = size
+    return size
+
+
 def evaluate_outputs(
     trainer: Trainer, params: Params, log: Callable[[str], None] = lambda line: None
 ) -> tuple[dict[str, float], np.ndarray]:
     """The figures of `evaluate`, and the network's outputs for the test split."""
     images, labels = trainer.dataset.test
     totals, outputs, criterion = np.zeros(2), [], trainer.criterion
-    # Fewer at once if images are large, because their activations are in memory together.
-    chunk_size = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
     with waits.awaited(log, f"evaluating {len(labels):,} test images") as wait:
+        chunk_size = num_evaluated(trainer, params)
         for start in range(0, len(labels), chunk_size):
             wait.share = start / len(labels)
             chunk = slice(start, start + chunk_size)

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, PyTree
 
-from bam import files, models
+from bam import files, memory, models
 from bam.core import pytree
 from bam.core.engine import per_example_sum
 from bam.core.pytree import Params
@@ -24,6 +24,7 @@ with needs("train"):
 
 BATCH_SIZE = 128
 LEARNING_RATE = 2e-3
+REMEDY = "take a smaller model, as --config.model.width=8, or set --config.clip_norm by hand"
 
 
 class PublicData(NamedTuple):
@@ -111,7 +112,8 @@ def clip_norm_from_public(
 
     Raises:
       InputError: for an argument out of range, if the public images have other channels than the
-        private ones, or if the quantile of the norms is zero or not finite.
+        private ones; if the training does not fit the memory; or if the quantile of the norms is
+        zero or not finite.
     """
     if not 0 < quantile <= 1:
         raise InputError(f"the quantile must be above 0 and at most 1, got {quantile}")
@@ -147,15 +149,20 @@ def clip_norm_from_public(
     params = init(jax.random.key(0))
     opt_state = optimizer.init(params)
     draw = np.random.default_rng(0)
-    for _ in range(num_steps):
+    for number in range(num_steps):
         rows = draw.integers(len(labels), size=BATCH_SIZE)
+        if number == 0:
+            args = (params, opt_state, images[rows], labels[rows])
+            memory.check(step, *args, what=f"a step of {BATCH_SIZE} images", remedy=REMEDY)
         params, opt_state = step(params, opt_state, images[rows], labels[rows])
 
     # The engine's sum computes the norms microbatch by microbatch; here it has nothing to add.
     def norm_of(params: Params, row: tuple[Array, Array]) -> tuple[tuple[()], Array]:
         return (), pytree.l2_norm(jax.grad(loss)(params, prepared(*row)))
 
-    _, norms = jax.jit(functools.partial(per_example_sum, norm_of))(params, (images, labels))
+    norms_of = jax.jit(functools.partial(per_example_sum, norm_of))
+    memory.check(norms_of, params, (images, labels), what="measuring norms", remedy=REMEDY)
+    _, norms = norms_of(params, (images, labels))
     norm = float(jnp.quantile(norms, quantile))
     if not 0 < norm < float("inf"):  # NaN, too
         raise InputError(f"the {quantile:g} quantile of gradient norms on {public.name} is {norm}")

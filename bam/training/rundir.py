@@ -59,11 +59,15 @@ class RunFiles:
             raise InputError(f"{self._workdir}/{METRICS} is damaged: steps_begun is not an integer")
         return max(counts, default=0)
 
-    def begin(self) -> None:
-        """Writes the config; call it after locking the folder. Raises as `check_resumable`."""
+    def check_again(self) -> None:
+        """Raises as `check_resumable`; call it after locking the folder."""
+        # Before the lock, another process may have finished the run.
         if self._workdir is not None and self._writes:
-            # Before the lock, another process may have finished the run.
             check_resumable(self._workdir, self._config)
+
+    def begin(self) -> None:
+        """Writes the config, which from then on must stay the same in this folder."""
+        if self._workdir is not None and self._writes:
             write_json(self._workdir / "config.json", as_json(self._config))
 
     def start_after(self, step: int) -> None:
@@ -134,7 +138,8 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
     # A folder with steps but without a config belongs to a run that cannot be checked.
     if not (workdir / "config.json").exists():
         ledger = workdir / "steps_begun"
-        if (workdir / "checkpoints").exists() or (ledger.is_file() and ledger.stat().st_size):
+        # A run that was refused before its first step leaves an empty folder of checkpoints.
+        if any((workdir / "checkpoints").glob("*")) or (ledger.is_file() and ledger.stat().st_size):
             raise InputError(
                 f"{workdir} holds steps of a run, but its config.json is missing; choose another "
                 "--workdir"

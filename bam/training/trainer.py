@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from bam import models, waits
+from bam import memory, models, waits
 from bam.core import oracles, pytree, sampling, strategy
 from bam.core.clipping import BoundedTransformation, finish
 from bam.core.closure import StaticValue, as_closure
 from bam.core.noise import advance_noise, fitting_size, init_noise
 from bam.core.privatize import NoisedMean
 from bam.core.pytree import Grads, Params
-from bam.core.tracing import compiled_once
+from bam.core.tracing import being_traced, compiled_once
 from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
@@ -36,19 +36,35 @@ with needs("train"):
     from ml_collections import ConfigDict
 
 Output = TypeVar("Output")
+STEP = "a step"
+SPARE = 0.9  # share of the free memory that an advised microbatch size may take
 
 
 def compiled(
-    function: Callable[..., Output], *, donate: tuple[int, ...] = ()
+    function: Callable[..., Output], what: str, *, donate: tuple[int, ...] = ()
 ) -> functools.cached_property[Callable[..., Output]]:
     """A method from a function of `Parts`, compiled on its first call.
 
-    Trainers of the same structure share the program. `donate` are the arguments, counted without
-    the parts, whose memory the result may take.
+    Trainers of the same structure share the program. The first call of a trainer is an InputError
+    if the program does not fit the memory; it names a `microbatch_size` that does.
+
+    Args:
+      function: the function; its first argument is the parts.
+      what: what it computes, for a message.
+      donate: the arguments, counted without the parts, whose memory the result may take.
     """
 
     def bound(self: "Trainer") -> Callable[..., Output]:
-        return compiled_once(function, self.parts, donate=donate)
+        program = compiled_once(function, self.parts, donate=donate)
+
+        @functools.wraps(program)
+        def call(*args: PyTree) -> Output:
+            # What is traced runs elsewhere, perhaps on devices that are not there.
+            if function not in self.fitting and not being_traced():
+                self.check_memory(function, what, *args, donate=donate)
+            return program(*args)
+
+        return call
 
     return functools.cached_property(bound)
 
@@ -74,6 +90,7 @@ class Trainer:
         None if neither is used.
       mesh: the devices that share the work, see `bam.training.devices`; None for a single one.
       audited_step: a replacement of `step`, for audits that watch or break a run; None for none.
+      log: called with a line on long waits.
     """
 
     config: ConfigDict
@@ -90,6 +107,7 @@ class Trainer:
     normalisation: Normalisation | None
     mesh: jax.sharding.Mesh | None
     audited_step: Callable[..., TrainState] | None = None
+    log: Callable[[str], None] = lambda line: None
 
     def take_step(
         self, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
@@ -119,9 +137,9 @@ class Trainer:
 
     # Each is the function of `bam.training.step` without its first argument, the parts. A step
     # donates the old state, so the memory need not hold two.
-    step = compiled(steps.take, donate=(0,))
-    means = compiled(steps.means)
-    diagnose = compiled(steps.diagnose)
+    step = compiled(steps.take, STEP, donate=(0,))
+    means = compiled(steps.means, "measuring gradients")
+    diagnose = compiled(steps.diagnose, "measuring the clipping bias")
 
     @functools.cached_property
     def evaluate(self) -> Callable[..., tuple[Array, Array, Array]]:
@@ -130,6 +148,49 @@ class Trainer:
         prepare = datasets.preparation(self.dataset, self.config.input_clip_norm)
         settings: JsonObject = {"model": self.model, "criterion": self.criterion}
         return compiled_once(steps.evaluate, **settings, prepare=prepare, mesh=self.mesh)
+
+    @functools.cached_property
+    def fitting(self) -> dict[Callable[..., object], int]:
+        """Functions of `bam.training.step` that fit the memory -> their number of rows at once."""
+        return {}
+
+    def check_step(
+        self, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
+    ) -> None:
+        """Compiles the step without taking it; InputError if it does not fit the memory."""
+        if self.audited_step is None:
+            self.check_memory(steps.take, STEP, state, train, batch, donate=(0,))
+
+    def check_memory(
+        self, function: Callable[..., object], what: str, *args: PyTree, donate: tuple[int, ...]
+    ) -> None:
+        """InputError if a function of `Parts` does not fit; it names a `microbatch_size` that does.
+
+        The arguments are those of `compiled`, and those of the function without the parts.
+        """
+
+        def needs(size: int) -> memory.Needs | None:
+            parts = dataclasses.replace(self.parts, microbatch_size=size)
+            return devices.needs(compiled_once(function, parts, donate=donate), *args)
+
+        size, needed = self.parts.microbatch_size, needs(self.parts.microbatch_size)
+        if needed is None or needed.fits:
+            self.fitting[function] = size
+            return
+        problem = f"{what} with microbatch_size={size} {needed}"
+        self.log(f"{problem}: looking for a size that fits …")
+
+        def num_bytes_of(size: int) -> int:
+            smaller = needs(size)
+            return smaller.num_bytes if smaller else 0
+
+        # What is free varies, and the size should still fit when it is tried.
+        most = int(SPARE * needed.free)
+        fitting, least = memory.largest_size(num_bytes_of, size, needed.num_bytes, most)
+        if fitting:
+            raise InputError(f"{problem}: --config.microbatch_size={fitting} fits")
+        one = memory.in_words(needed.num_sharing * least)
+        raise InputError(f"{problem}, and a single example takes {one}: {memory.SMALLER}")
 
     @functools.cached_property
     def parts(self) -> steps.Parts:
@@ -245,7 +306,7 @@ def build(
     else:
         listed, mapped = dataset, lambda: listed
     with waits.awaited(log, "planning", stays=False):
-        trainer = _planned_trainer(config, *rows_of(listed), hardware, plan)
+        trainer = _planned_trainer(config, *rows_of(listed), hardware, plan, log)
     on_plan(trainer)
     data = mapped()
     # No part depends on the values of features, so only the data are exchanged.
@@ -258,6 +319,7 @@ def _planned_trainer(
     expected: Normalisation | None,
     hardware: Sequence[jax.Device] | None,
     plan: PrivacyPlan | None,
+    log: Callable[[str], None],
 ) -> Trainer:
     """The trainer of a run; only the number, shapes and labels of the data are read."""
     shape, num_examples = dataset.train.images.shape[-3:], _num_examples(config, dataset)
@@ -289,6 +351,7 @@ def _planned_trainer(
         features_digest=loading.features_digest(config.features),
         normalisation=expected,
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
+        log=log,
     )
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from bam import memory
 from bam.core import clipping, engine, processes
 from bam.errors import InputError
 from bam.models import finetune
@@ -48,14 +49,17 @@ def fastest(seconds: Callable[[int], float], largest: int) -> int:
         best, least = size, needed
     if best == 0:
         raise InputError(
-            f"the gradient of one example does not fit the memory of {devices.name()}: take a "
-            "smaller model, as --config.model.width=8, or fewer views, as --config.augment.views=1"
+            f"the gradient of one example does not fit the memory of {devices.name()}: "
+            f"{memory.SMALLER}"
         )
     return best
 
 
 def _seconds(trainer: Trainer, size: int) -> float:
-    """Seconds for an example in the sum, the longest part of a step; infinite without memory."""
+    """Seconds for an example in the sum, the longest part of a step; infinite without memory.
+
+    A size that does not fit the memory is not run, and has a line in the trainer's log.
+    """
     mesh, dataset = trainer.mesh, trainer.dataset
     shape, label = dataset.train.images.shape[-3:], examples.label_of(dataset)
     like = examples.example_like(trainer.config, shape, label)
@@ -85,7 +89,11 @@ def _seconds(trainer: Trainer, size: int) -> float:
     try:
         weights = finetune.split(trainer.model.init(jax.random.key(0)), trainer.config.trainable)
         arguments = (*devices.replicate(weights, mesh), devices.share_rows(blank, mesh))
-        # The first of the four compiles. The minimum leaves it out, and interruptions too.
+        needed = devices.needs(total, *arguments)
+        if needed and not needed.fits:
+            trainer.log(f"microbatch_size={size} {needed}: left out")
+            return math.inf
+        # The first of the four loads the program. The minimum leaves it out, and interruptions too.
         timings = timeit.repeat(
             lambda: jax.block_until_ready(total(*arguments)), number=1, repeat=4
         )
