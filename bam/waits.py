@@ -145,14 +145,17 @@ def _cache_events() -> collections.Counter[str]:
 
 
 def in_words(seconds: float) -> str:
-    """A duration in seconds, minutes or hours, with about two digits.
+    """A duration in seconds, minutes, hours or days, with about two digits.
 
     Examples:
-      >>> [in_words(x) for x in (0.74, 11.2, 400, 7900)]
-      ['0.7 s', '11 s', '7 min', '2.2 h']
+      >>> [in_words(x) for x in (0.74, 11.2, 400, 7900, 2160000)]
+      ['0.7 s', '11 s', '7 min', '2.2 h', '25 days']
     """
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.{hours < 10}f} h" if hours < 72 else f"{hours / 24:.0f} days"

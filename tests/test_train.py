@@ -159,18 +159,57 @@ def test_dp_sat_ascends_along_the_last_private_gradient_only(experiment):
     assert not np.allclose(flat(two.params), flat(two_plain.params))
 
 
-def test_an_estimate_tells_the_time_of_a_step_from_that_of_its_examples(experiment, monkeypatch):
-    clock = 0.0
+@pytest.mark.parametrize("method", ["dp_sgd", "non_private"])
+@pytest.mark.parametrize("of_round", [0.001, 0.1, 7.0, 40.0])
+def test_an_estimate_tells_the_fixed_part_of_a_step_from_that_of_its_examples(
+    monkeypatch, method, of_round
+):
+    """A fake clock, so that no step is slow: each microbatch of 16 takes `of_round`."""
+    built, clock, timings = loop.build(tiny_digits(method, microbatch_size=16)), 0.0, []
 
     def step(state, on_device, batch):
         nonlocal clock
-        clock += 0.2 + 0.001 * int(batch.mask.sum())
+        timings.append(0.2 + of_round * loop.num_rounds(batch, 16, 1, method != "non_private"))
+        clock += timings[-1]
         return state
 
     monkeypatch.setattr(loop.time, "perf_counter", lambda: clock)
-    plan, timed = experiment.plan, dataclasses.replace(experiment, audited_step=step)
-    seconds = plan.training_steps * (0.2 + 0.001 * plan.expected_batch_size)
-    assert loop.estimate_seconds(timed) == pytest.approx(seconds)
+    plan = built.plan
+    batches = [sampling.pad(np.arange(256), plan.capacity, 3, number) for number in range(50)]
+    rounds = [loop.num_rounds(x, 16, 1, plan.private) for x in batches]
+    seconds = plan.training_steps * (0.2 + of_round * np.mean(rounds))
+    estimate = loop.estimate_seconds(dataclasses.replace(built, audited_step=step))
+    assert plan.expected_batch_size == 256 and min(rounds) >= 16
+    assert estimate.seconds == pytest.approx(seconds, rel=0.1)
+    assert estimate.least < seconds < estimate.most < 1.8 * estimate.least
+    assert sum(timings) < 100  # one is not waited for longer than needed
+    # What an estimate said that timed one size alone where that takes a second.
+    alone = plan.training_steps * (0.2 + of_round)
+    assert (alone < estimate.least / 5) == (of_round > 0.05)
+
+
+@pytest.mark.parametrize("method", ["dp_sgd", "non_private"])
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_the_rounds_of_a_batch_are_those_that_its_step_runs(method, num_devices):
+    config, seen = tiny_digits(method, microbatch_size=8), []
+    built = loop.build(config, hardware=jax.devices()[:num_devices])
+
+    def counted(params, example):
+        jax.debug.callback(lambda _: seen.append(1), example["label"])
+        return built.loss(params, example)
+
+    watched = dataclasses.replace(built, oracle=oracles.dp_sgd(counted), loss=counted)
+    feed = loop.Feed(watched)
+    for num_rows in (0, 1, 40, 256):
+        batch = sampling.pad(np.arange(num_rows), built.plan.capacity, 0, num_rows)
+        seen.clear()
+        state = watched.step(watched.init(0), feed.of(batch.indices), batch)
+        jax.block_until_ready(state)
+        jax.effects_barrier()
+        rounds = loop.num_rounds(batch, 8, num_devices, built.plan.private)
+        # One device runs them all, others may run fewer.
+        assert 8 * rounds <= len(seen) <= 8 * num_devices * rounds
+        assert bool(rounds) == bool(num_rows)
 
 
 def test_random_views_change_with_the_step_and_the_seed_alone(experiment):

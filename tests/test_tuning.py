@@ -139,14 +139,14 @@ def test_a_dry_run_times_sizes_if_it_is_asked_and_prints_the_flag_to_add(monkeyp
         return {1: 0.01, 8: 0.005}[size]
 
     monkeypatch.setattr(tuning, "_seconds", seconds)
-    monkeypatch.setattr(loop, "estimate_seconds", lambda trainer: 60.0)
+    monkeypatch.setattr(loop, "estimate_seconds", lambda trainer: loop.Estimate(60, 50, 80))
     assert main(DRY) == 0
     assert asked == [] and "microbatch_size" not in capsys.readouterr().out
     assert main([*DRY, "--tune"]) == 0
     said = capsys.readouterr().out
     assert asked == [1, 8]
     assert "fastest of 1, 8 on cpu: --config.microbatch_size=8\n" in said
-    assert said.endswith("about 0 h 1 min of training on this device, 8 at a time\n")
+    assert said.endswith("about 60 s (50 s to 80 s) of training on this device, 8 at a time\n")
 
 
 def test_sizes_are_timed_in_a_dry_run_alone(tmp_path, capsys):
@@ -163,7 +163,7 @@ def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):
     sizes = []
     monkeypatch.setattr(tuning, "_seconds", lambda trainer, size: {1: 2.0, 8: 1.0}[size])
     monkeypatch.setattr(
-        loop, "estimate_seconds", lambda x: sizes.append(x.config.microbatch_size) or 0.0
+        loop, "estimate_seconds", lambda x: sizes.append(x.config.microbatch_size) or ""
     )
     experiment = loop.build(tiny())
     for tune in (False, True):

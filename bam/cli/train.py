@@ -62,9 +62,9 @@ def dry_run(trainer: loop.Trainer, tune: bool, show: Callable[[str], None]) -> N
         config.microbatch_size = size
         trainer = dataclasses.replace(trainer, config=config)
     with waits.compiling(show, f"and timing a step on {devices.name()}"):
-        hours, minutes = divmod(round(loop.estimate_seconds(trainer) / 60), 60)
+        estimate = loop.estimate_seconds(trainer)
     at_once = f", {trainer.config.microbatch_size} at a time" * tune
-    show(f"about {hours} h {minutes} min of training on this device{at_once}")
+    show(f"{estimate} of training on this device{at_once}")
 
 
 def describe(trainer: loop.Trainer) -> str:

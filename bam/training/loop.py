@@ -29,14 +29,18 @@ from bam.training.summary import summarize
 from bam.training.trainer import Trainer, build
 
 __all__ = [
-    "Result", "StoppedError", "TrainState", "Trainer", "build", "estimate_seconds", "evaluate",
-    "not_private", "train", "whole_model",
+    "Estimate", "Result", "StoppedError", "TrainState", "Trainer", "build", "estimate_seconds",
+    "evaluate", "not_private", "train", "whole_model",
 ]  # fmt: skip
 
 
 Rows: TypeAlias = np.ndarray | jax.Array
 FIRST_STEPS = 3  # after them, a run whose gradients were never finite says so
 LONG = 5.0  # seconds from which on a step has a line while it runs
+NUM_TIMED = 5  # steps whose times an estimate compares
+SHORT = 2.0  # seconds of a step up to which an estimate times whole ones
+ENOUGH = 20.0  # seconds from which on an estimate times two steps alone
+UNSURE = 1.25  # factor between timings and a run, for other work on the machine and its temperature
 LARGE_IMAGE = 64 * 64  # pixels from which on fewer than 1000 images are evaluated at once
 
 
@@ -329,38 +333,75 @@ def _digests(trainer: Trainer) -> Digests:
     return lambda key: weights | {"training data": datasets.fingerprint(key, trainer.dataset.train)}
 
 
-def estimate_seconds(trainer: Trainer) -> float:
-    """An estimate of the seconds of training of a whole run on this device, from timed steps.
+class Estimate(NamedTuple):
+    """The seconds that a run will take: an estimate, and the range that its timings allow."""
 
-    A step costs a fixed part (noise, optimizer) and a part for each example. It is timed with one
-    microbatch, and then with more examples until it takes a second or has the expected number. The
-    state is thrown away, so nothing is released and no budget is spent. Evaluation, diagnostics and
-    compilation are not counted.
+    seconds: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        """For example "about 25 days (22 days to 29 days)"."""
+        about, *ends = map(waits.in_words, self)
+        return f"about {about} ({' to '.join(ends)})"
+
+
+def estimate_seconds(trainer: Trainer) -> Estimate:
+    """An estimate of the time of training of a whole run on this device, from timed steps.
+
+    A step costs a fixed part (noise, optimizer) and a round for each microbatch on every device.
+    The fixed part is timed alone, and then with one round. If a whole step takes at most `SHORT`,
+    such steps are timed; otherwise as many rounds as take that, at least one, and the number of a
+    step's rounds is counted. The range is that of the timings and `UNSURE` beyond it.
+
+    The state is thrown away, so nothing is released and no budget is spent. Evaluation, diagnostics
+    and compilation are not counted.
     """
     plan, num_devices = trainer.plan, trainer.mesh.size if trainer.mesh else 1
     feed, state = Feed(trainer), trainer.init(0)
+    size, most = trainer.parts.microbatch_size, plan.expected_batch_size
 
-    def timed(num_rows: int) -> float:
+    def timed(batch: PaddedBatch) -> float:
         nonlocal state
-        batch = sampling.pad(np.arange(num_rows), plan.capacity, 0, num_rows)
         batch = batch.within(len(trainer.dataset.train.labels))
         train = feed.of(batch.indices, batch.mask)
         started = time.perf_counter()
         state = jax.block_until_ready(trainer.take_step(state, train, batch))
         return time.perf_counter() - started
 
-    # The least work of a step is one microbatch on every device.
-    fewest = min(trainer.config.microbatch_size * num_devices, plan.num_examples)
-    timed(fewest)  # compiles
-    num_rows, least = fewest, timed(fewest)
-    seconds = least
-    while seconds < 1 and num_rows < plan.expected_batch_size:
-        num_rows = min(2 * num_rows, plan.expected_batch_size)
-        seconds = timed(num_rows)
-    # The difference of two timings is the cost of the further examples.
-    per_example = max(0.0, seconds - least) / max(1, num_rows - fewest)
-    missing = max(0, plan.expected_batch_size - fewest)
-    return (least + missing * per_example) * plan.training_steps
+    def in_order(num_rounds: int) -> PaddedBatch:
+        rows = np.arange(plan.capacity)
+        mask = rows < min(num_rounds * size * num_devices, most)
+        return PaddedBatch(np.where(mask, rows, sampling.PADDING).astype(np.int32), mask)
+
+    # Padded at random, as in a run, which decides the number of rounds.
+    whole = [sampling.pad(np.arange(most), plan.capacity, 0, step) for step in range(NUM_TIMED)]
+    rounds = [num_rounds(batch, size, num_devices, plan.private) for batch in whole]
+    timed(in_order(0))  # compiles
+    fixed, with_one = timed(in_order(0)), timed(in_order(1))
+    of_round = max(0.0, with_one - fixed)
+    mean = sum(rounds) / len(rounds)
+    if fixed + mean * of_round <= SHORT:
+        seconds = [timed(batch) for batch in whole]
+    else:
+        some = max(1, min(int(SHORT / max(of_round, 1e-9)), most // (size * num_devices)))
+        timings = [with_one] if some == 1 else []
+        while len(timings) < 2 or (len(timings) < NUM_TIMED and sum(timings) < ENOUGH):
+            timings.append(timed(in_order(some)))
+        seconds = [fixed + mean * max(0.0, x - fixed) / some for x in timings]
+    about = float(np.median(seconds)), min(seconds) / UNSURE, max(seconds) * UNSURE
+    return Estimate(*(x * plan.training_steps for x in about))
+
+
+def num_rounds(batch: PaddedBatch, size: int, num_devices: int, is_private: bool) -> int:
+    """The number of microbatches that each device runs for a batch, as `bam.core.engine` does."""
+    empty = -len(batch.mask) % (size * num_devices)
+    microbatches = np.pad(np.asarray(batch.mask), (0, empty)).reshape(-1, size)
+    if is_private:  # real rows move to the first microbatches, each at its place
+        used = microbatches.sum(axis=0).max()
+    else:
+        used = np.max(np.flatnonzero(microbatches.any(axis=1)), initial=-1) + 1
+    return -(-int(used) // num_devices)
 
 
 def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
