@@ -153,7 +153,7 @@ def num_together(released: Released, preprocessing: Preprocessing) -> int:
         if together == 1:
             raise DataError(
                 f"the network takes {num_bytes:,} bytes for an image of {preprocessing.shape}, "
-                f"more than {budget:,} bytes, a {SHARE}th of this machine's memory or what is free"
+                f"more than {budget:,} bytes: a {SHARE}th of the memory, or the free part of it"
             )
         # By the share that fits, at least one less: memory need not be linear in the batch.
         together = max(1, min(together - 1, together * budget // num_bytes))
