@@ -24,7 +24,7 @@ from bam.sweep.method_config import method_config
 from bam.training import config as config_
 from bam.training import keys, loop, named_configs, parts, rundir
 from configs import cifar10, digits, imagenet32
-from tests.cases import refused
+from tests.cases import refused, run_command
 from tests.runs import own_data, tiny
 
 WORDS = "scaled down to an L2 norm of at most a share of C"
@@ -370,6 +370,39 @@ def test_a_section_that_a_flag_replaces_has_the_keys_of_every_part():
     assert config.optimizer.to_dict() == {
         "name": "sgd", "learning_rate": 1.0, "schedule": "constant", "warmup_steps": 0,
     }  # fmt: skip
+
+
+OPEN = {
+    "placeholder": (
+        "config_dict.required_placeholder(float)",
+        "epsilon",
+        "has a required_place",
+    ),
+    "none": ("ConfigDict({'name': None})", "model", "model.name is None: set --config.model.name="),
+    "control": ("ConfigDict({'name': 'linear'})", "model", ""),
+}
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_a_value_that_a_config_leaves_open_is_refused_in_one_line(kind, tmp_path):
+    value, key, message = OPEN[kind]
+    (tmp_path / "own.py").write_text(
+        "from ml_collections import ConfigDict, config_dict\nfrom configs import digits\n"
+        "def get_config(method):\n    config = digits.get_config(method)\n    config.unlock()\n"
+        f"    del config[{key!r}]\n    config[{key!r}] = {value}\n    return config\n"
+    )
+    file = f"--config={tmp_path / 'own.py'}:dp_sgd"
+    done = run_command("bam", "train", file, "--config.num_steps=1", "--config.dry_run")
+    assert (done.returncode, done.stderr.count("\n")) == ((2, 1) if message else (0, 0))
+    assert message in done.stderr
+
+
+def test_a_section_and_a_key_in_it_are_not_set_together():
+    sections = "--config.model={'name': 'resnet9'}", "--config.model.width=3"
+    command = ["bam", "train", "--config=digits", *sections, "--config.dry_run"]
+    done = run_command(*command)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "--config.model replaces the whole section: set model.width in it" in done.stderr
 
 
 @pytest.mark.parametrize("shipped", SHIPPED)

@@ -349,10 +349,15 @@ def _take_config(values: flags.FlagValues, args: list[str]) -> None:
         def parse(self, value: str) -> ConfigDict:
             from bam.training.config import add_options
 
-            config = named_configs.load(value)
-            add_options(config, dict(_overrides(args)))
-            for key, text in _overrides(args):
+            config, overrides = named_configs.load(value), _overrides(args)
+            add_options(config, dict(overrides))
+            for key, text in overrides:
                 _check_key(config, key, text)
+                if inside := [x for x, _ in overrides if x.startswith(f"{key}.")]:
+                    raise InputError(
+                        f"--config.{key} replaces the whole section: set {inside[0]} in it, and "
+                        f"leave out --config.{inside[0]}"
+                    )
             config.lock()
             return config
 

@@ -173,6 +173,9 @@ def set_strength(config: ConfigDict, **strengths: float) -> None:
 
 def check(config: ConfigDict) -> None:
     """InputError, in one line, for values that no part of a run checks itself."""
+    for section in parts.SECTIONS:
+        if not isinstance(name := config[section].get("name"), str):
+            raise InputError(f"{section}.name is {name}: set --config.{section}.name=NAME")
     _check_numbers(config)
     # An infinite ε would train without noise under a private method's name.
     if config.epsilon == math.inf and methods.is_private(config.method.name):

@@ -59,7 +59,7 @@ def load(value: str) -> "ConfigDict":
 
     Keys that a section of the file lacks are added with their defaults.
     """
-    from ml_collections import ConfigDict
+    from ml_collections import ConfigDict, config_dict
 
     from bam.training.config import complete
 
@@ -82,7 +82,14 @@ def load(value: str) -> "ConfigDict":
             f"{file} is not a config: get_config returns a {type(config).__name__}, not a "
             "ConfigDict"
         )
-    complete(config)
+    try:
+        config.to_dict()  # reads each value
+        complete(config)
+    except config_dict.RequiredValueError:
+        raise InputError(
+            f"{file} has a required_placeholder, which a config here cannot have: give a value, "
+            "which a flag replaces"
+        ) from None
     return config
 
 
