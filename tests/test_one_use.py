@@ -383,11 +383,7 @@ def in_words(fn):
             OTHER_GROUPS,
         ),
         (
-            {"groups": USERS["groups"] + 1},
-            OTHER_GROUPS,
-        ),
-        (
-            {"groups": np.array(in_words(str))},
+            {"groups": np.where(USERS["groups"] == 1, 99, USERS["groups"])},
             OTHER_GROUPS,
         ),
         ({"clip": bam.normalize(1.0)}, r"clip = '\[bam\.core\.clipping\._clip_whole.* \[1\.0\]"),
@@ -402,8 +398,21 @@ def test_a_training_of_other_groups_or_another_clip_does_not_go_on(tmp_path, cha
     private.save(tmp_path, tree)
     private.close()
     refused(message, lambda: bam.PrivateTraining.resume(tmp_path, **(PLAN | USERS | changes)))
-    same = {"groups": USERS["groups"].astype(np.int32), "clip": bam.clip_by_l2_norm(np.float64(1))}
-    resume(tmp_path, **(USERS | same))[0].close()  # the control
+    clip = bam.clip_by_l2_norm(np.float64(1))
+    for groups in (USERS["groups"].astype(np.int32), in_words(str)):  # the control
+        resume(tmp_path, **(USERS | {"groups": groups, "clip": clip}))[0].close()
+
+
+@pytest.mark.parametrize("large", [2**60, 10**5000], ids=["float", "digits"])
+def test_users_of_large_numbers_that_change_places_do_not_go_on(large, tmp_path):
+    groups = [large + int(x) for x in USERS["groups"]]  # NumPy has floats or objects for them
+    groups[:3] = [0.0] * 3  # beside a float, NumPy makes floats of all, which are equal then
+    private, _, tree = begin(**USERS | {"groups": groups})
+    private.save(tmp_path, tree)
+    private.close()
+    moved = PLAN | USERS | {"groups": [*groups[:3], *groups[6:9], *groups[3:6], *groups[9:]]}
+    refused(OTHER_GROUPS, lambda: bam.PrivateTraining.resume(tmp_path, **moved))
+    resume(tmp_path, **USERS | {"groups": groups})[0].close()  # the control
 
 
 def test_the_names_of_users_are_not_in_the_folder(tmp_path):

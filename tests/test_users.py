@@ -1,5 +1,7 @@
 """Users in the place of examples: their rows, gradients and plan, and what is given away."""
 
+import array
+import collections
 import csv
 import dataclasses
 import functools
@@ -16,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import bam
-from bam import files
+from bam import errors, files
 from bam.audit import canary, checks, one_run, whole_run
-from bam.core import oracles
+from bam.core import oracles, user_table
 from bam.data import datasets, users
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
@@ -487,11 +489,15 @@ SPELLINGS = [  # an id as a table or an array may hold it, and the person whom i
     *[(x, "é1") for x in ("é1", "e\u03011", "\u00a0é1\t", "é1\u200b", "é1".encode())],
     *[(x, str(LONG)) for x in (LONG, str(LONG), f"00{LONG}", np.int64(LONG))],
     *[(x, str(2**70 + 1)) for x in (2**70 + 1, str(2**70 + 1))],
-    *[(x, x) for x in ("12E4", "1.5", "P-7", "a,b", "nancy", "#7", "1.234", "756.12")],
+    *[(x, x) for x in (
+        "12E4", "1.5", "P-7", "a,b", "nancy", "#7", "1.234", "756.12", "#p1", "infant", "n.a.1",
+        "err:x",
+    )],
     *[(x, MISSING) for x in (
         "", " ", "NA", "na", "N/A", "n/a", "#N/A", "NULL", "null", "NaN", "NAN", "-nan", "None",
         "NONE", "NaT", "<NA>", "\\N", "(null)", "inf", "--", "-", "?", ".",
-        "#DIV/0!", "-1", "-1.0", "4294967295",
+        "#DIV/0!", "#NV", "#N/V", "#WERT!", "#NOM?", "#SPILL!", "Err:502", "infinity", "+Inf",
+        "+nan", "-nan(ind)", "-1.#IND00", "n.a.", "N. A.", "-1", "-1.0", "4294967295",
         None, float("nan"), np.float32("nan"), -1, -1.0, -(2**31), -(2**63), np.uint32(2**32 - 1),
         np.uint64(2**64 - 1), np.uint64(2**63), np.uint32(2**31), np.int32(-1),
     )],
@@ -499,6 +505,7 @@ SPELLINGS = [  # an id as a table or an array may hold it, and the person whom i
         float(2**53), 9.0072e17, -float(2**60), np.float32(2**24), np.float16(2**11), 1e300,
         float("inf"), "9.00720E+17", "1.2e5", "1E+11", "9,00720E+17", "-1.5e3", "1.E5", "2e-3",
         "9007199254740992.0", "1.000", "12,000", 1.5, np.float32(0.1), Decimal("1.10"), True,
+        b"\xff1", b"A\0B", b"\0A",
     )],
 ]  # fmt: skip
 
@@ -648,6 +655,46 @@ def test_long_ids_that_were_floats_are_refused_and_as_texts_or_integers_are_all_
         assert Population(20, 2).numbered(groups).tolist() == list(range(20))
         pq.write_table(pa.table({"who": groups}), tmp_path / "train.parquet")
         assert len(set(parquet.read_ids(tmp_path, "who").tolist())) == 20
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["a\0b", "\0a", "a\udcff", "\ud83d", b"\xff", b"A\0", b"A\0B\0", Decimal("sNaN")],
+    ids=repr,
+)
+def test_text_that_is_damaged_is_no_id(wrong):
+    """Escaped or cut at a NUL, it could be the id of another."""
+    numbered = Population(2, 2, num_examples_given=True).numbered
+    with pytest.raises(errors.InputError, match=r"row 1 \(from 0\)") as error:
+        numbered(["x", wrong])
+    assert "\n" not in str(error.value)
+    for right in ("a\0\0", "a\\udcff", "é".encode(), Decimal("7.0")):  # the control
+        assert numbered(["x", right]).max() == 1
+
+
+class Nullable:
+    """A column that makes an array of objects of itself, as one of pandas."""
+
+    def __init__(self, *values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        return np.array(self.values, object)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, collections.deque, collections.UserList])
+def test_ids_of_a_sequence_are_read_one_by_one(kind):
+    numbered = user_table.numbered
+    ids = [LONG, LONG - 1, 1.0]  # an array of them is one of floats, in which two are equal
+    assert numbered(kind(ids)).tolist() == numbered(Nullable(*ids)).tolist() == [2, 1, 0]
+    with pytest.raises(ValueError, match=r"row 1 .* its id is None"):
+        numbered(Nullable(1, None))
+    assert numbered(range(3)).tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match=r"float of at least 2\^24"):
+        numbered(array.array("f", [1, 2**24]))
+    for wrong in ("abc", {1: 2}, 5):  # the control
+        with pytest.raises(ValueError, match="groups must be"):
+            numbered(wrong)
 
 
 def test_the_order_of_clean_ids_is_that_of_numbers_or_of_texts():

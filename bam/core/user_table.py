@@ -1,10 +1,12 @@
 """Who is one person, and the rows of each: at most k, drawn together."""
 
+import contextlib
 import functools
 import numbers
 import re
 import unicodedata
 import uuid
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -16,12 +18,14 @@ from bam.core.sampling import PADDING, PaddedBatch
 from bam.errors import InputError
 
 EMPTY = -1  # a missing row number, or a missing label of an integer dtype (float ones are NaN)
-# Texts for a missing value, without case: of NumPy, pandas, Python, R, databases and spreadsheets.
-MISSING = {
-    "na", "n/a", "#n/a", "#n/a n/a", "#na", "null", "nan", "-nan", "none", "nat", "<na>",
-    "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan", "inf", "-inf", "(null)", "[null]", "\\n",
-    "#value!", "#ref!", "#name?", "#num!", "#div/0!", "#null!",
-}  # fmt: skip
+# Texts for a missing value, without case: of NumPy, pandas, Python, R and databases.
+MISSING = {"na", "n/a", "null", "none", "nat", "<na>", "(null)", "[null]", "\\n"}
+# Those with many spellings: "n. a."; a spreadsheet's errors in any language, as "#N/A", "#NV",
+# "#NOM?" and "Err:502"; infinities and NaN, also of C, as "-nan(ind)" and "1.#QNAN".
+_MISSING_SPELLED = re.compile(
+    r"n\. ?a\.?|#[¡¿]?[^\W\d_][\w/]*[!?]|#n/?[av]|#n/a n/a|err:[0-9]+"
+    r"|[-+]?(inf|infinity|nan|nan\([a-z]*\)|1\.#[a-z]+0*)"
+)
 # Integers for a missing value: pandas' code, and what NumPy makes of it and of NaN or NaT in 32 and
 # 64 bits, signed and unsigned. (It also makes 0 of some NaN in 32 bits, which may be an id.)
 MISSING_NUMBERS = (-1, -(2**31), -(2**63), 2**31, 2**63, 2**32 - 1, 2**64 - 1)
@@ -45,15 +49,15 @@ def user_id(value: object) -> str:
 
     Unicode is composed, and white space at the ends is dropped. Whole numbers are equal however
     they are written, because programs add and drop leading zeros and ".0". All persons with a
-    missing id would be one user: those with `MISSING` or `MISSING_NUMBERS`, or with a text without
-    a letter or digit, such as "-".
+    missing id would be one user: those with a text that `is_missing`, or with `MISSING_NUMBERS`.
 
     Args:
       value: an integer, a float, a `Decimal`, a text, bytes or a UUID; None or masked: missing.
 
     Raises:
       InputError: for an id that may stand for several persons: a fraction, a float from 2^53 on
-        (2^24 and 2^11 in 32 and 16 bits), a number with an exponent, "1.000"; and for another type.
+        (2^24 and 2^11 in 32 and 16 bits), a number with an exponent, "1.000"; for another type; and
+        for text that is not UTF-8 or has a NUL before its end, and bytes with any NUL.
 
     Examples:
       >>> [user_id(x) for x in ("p1 ", 12, 12.0, "0012", "N/A", -1)]
@@ -64,7 +68,7 @@ def user_id(value: object) -> str:
     if isinstance(value, jax.Array | np.ndarray) and value.ndim == 0:
         value = np.asarray(value)[()]
     if isinstance(value, bytes):
-        value = value.decode(errors="backslashreplace")
+        value = _decoded(value)
     if not isinstance(value, bool) and isinstance(value, _NUMBERS):
         value = _digits(value)
     text = _read(str(value))
@@ -92,19 +96,29 @@ def checked_id(value: object, location: str) -> str:
 
 
 def is_missing(text: str) -> bool:
-    """Whether a text stands for a missing value: it is one of `MISSING`, or has no letter or digit.
+    """Whether a text stands for a missing value: a word for it, or one without a letter or digit.
 
     Examples:
       >>> [is_missing(x) for x in ("", "--", "N/a", "nancy", "0")]
       [True, True, True, False, False]
     """
-    return text.casefold() in MISSING or not any(map(str.isalnum, text))
+    plain = text.casefold()
+    is_word = plain in MISSING or _MISSING_SPELLED.fullmatch(plain) is not None
+    return is_word or not any(map(str.isalnum, text))
+
+
+def _decoded(value: bytes) -> str:
+    """Bytes as text; InputError if they are not UTF-8, or have a NUL, as UTF-16 has."""
+    with contextlib.suppress(UnicodeDecodeError):
+        if b"\0" not in value:
+            return value.decode()
+    raise InputError(f"id {value[:80]!r} is not text in UTF-8: save the ids as text or as integers")
 
 
 def _digits(value: Any) -> str:
     """A number in digits; "nan" for NaN. InputError if rounding may have made it of others."""
     if isinstance(value, Decimal) and not value.is_finite():
-        value = float(value)
+        value = float("nan" if value.is_nan() else value)  # `float` refuses a signalling NaN
     if value != value:
         return "nan"
     if isinstance(value, float | np.floating):
@@ -125,8 +139,12 @@ def _digits(value: Any) -> str:
 @functools.lru_cache(2**16)  # a user may have many rows
 def _read(text: str) -> str:
     """`user_id` of a text."""
-    text = unicodedata.normalize("NFC", text.encode("utf-8", "backslashreplace").decode())
-    text = text.strip(_ENDS)
+    is_utf8 = not any("\ud800" <= x <= "\udfff" for x in text)  # these stand for damaged bytes
+    if not is_utf8 or "\0" in text.rstrip(_ENDS):
+        raise InputError(
+            f"id {text[:80]!r} is not text in UTF-8 without NUL: save the ids as text again"
+        )
+    text = unicodedata.normalize("NFC", text).strip(_ENDS)
     if is_missing(text):
         return ""
     if _EXPONENT.fullmatch(text):
@@ -163,7 +181,7 @@ def numbered(groups: Any) -> Int64[np.ndarray, " rows"]:
       [2, 1, 0, 2, 1]
     """
     masked = isinstance(groups, np.ma.MaskedArray) and groups.ndim == 1
-    if masked or isinstance(groups, list | tuple):
+    if masked or _is_plain_sequence(groups):
         # Not an array of one dtype: it would turn 2^60 beside 0.5 into a float, and all into text.
         ids = np.fromiter(iter(groups), object)
     else:
@@ -179,6 +197,17 @@ def numbered(groups: Any) -> Int64[np.ndarray, " rows"]:
     names = [checked_id(x, f"row {row} (from 0)") for row, x in enumerate(ids)]
     places = {name: place for place, name in enumerate(sorted(set(names), key=_in_order))}
     return np.array([places[x] for x in names], np.int64)
+
+
+def _is_plain_sequence(groups: Any) -> bool:
+    """Whether ids are in a sequence, such as a list or a deque, that is no array of one dtype."""
+    if isinstance(groups, str | Mapping) or hasattr(groups, "__array__"):
+        return False
+    try:
+        memoryview(groups)  # the items of `array.array` would not tell how many bits a float has
+    except TypeError:
+        return hasattr(groups, "__len__") and hasattr(groups, "__getitem__")
+    return False
 
 
 def _in_order(name: str) -> tuple[bool, Decimal, str]:

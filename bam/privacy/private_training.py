@@ -209,7 +209,6 @@ class PrivateTraining:
         # The arguments that define this training, besides its plan.
         self._asked: JsonObject = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
         self._asked |= {"sensitivity": self._sensitivity, "clip": in_words(clip.update)}
-        self._ids = np.array(groups)
         self._row_shapes: list[tuple[int, ...]] | None = None
         git_commit()  # read now, because the files may have changed by the first step
         self._run = PrivateRun(plan, seed, self._num_devices)
@@ -509,10 +508,11 @@ class PrivateTraining:
 
     @property
     def _digests(self) -> Callable[[bytes], JsonObject] | None:
-        """Folder's key -> digest of the users' ids, in the order of rows; None without users."""
+        """Folder's key -> digest of the users' numbers, in the order of rows; None without users."""
         if self._groups is None:
             return None
-        content = repr(self._ids.tolist()).encode(errors="surrogatepass")
+        # Not of the ids as given: NumPy would make floats of large ones, which merge persons.
+        content = repr(self._groups.tolist()).encode()
         digest = lambda key: hmac.new(key, content, "sha256").hexdigest()  # noqa: E731
         return lambda key: {"groups, or in another order": digest(key)}
 
