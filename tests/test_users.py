@@ -441,6 +441,58 @@ def test_ids_that_are_numbers_in_one_shard_and_text_in_another_are_one_persons(t
     assert parquet.read_ids(tmp_path, "writer").tolist() == [7, 8, 7, 8]
 
 
+LARGE = {
+    "decimals": pa.array([2**64 + 5, 5, -5, 2**64 - 5], pa.decimal128(38, 0)),
+    "unsigned": pa.array([2**64 - 5, 5, 2**64 - 2**31, 2**63 - 1], pa.uint64()),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_ids_beyond_64_bits_stay_different(kind, tmp_path):
+    values = LARGE[kind]
+    for number, part in enumerate((values[:2], values[2:])):
+        file = tmp_path / f"train-0000{number}-of-00002.parquet"
+        pq.write_table(pa.table({"who": pa.concat_arrays([part, part])}), file)
+    ids = parquet.read_ids(tmp_path, "who")
+    rows = [np.flatnonzero(ids == x).tolist() for x in ids]
+    assert rows == [[0, 2], [1, 3]] * 2 + [[4, 6], [5, 7]] * 2
+    assert user_table.numbered(ids).max() == 3  # none became a number for a missing value
+    small = [5, -5, 2**63 - 1, -(2**63) + 1]
+    (tmp_path / "own").mkdir()
+    write = lambda x: pq.write_table(pa.table({"who": x}), tmp_path / "own" / "train.parquet")  # noqa: E731
+    write(pa.array(small, pa.decimal128(38, 0)))  # the control: as they are
+    assert parquet.read_ids(tmp_path / "own", "who").tolist() == small
+    write(pa.array([1, 2**64 - 1], pa.uint64()))
+    with pytest.raises(ValueError, match=f"row 1: column who has no user: its id is {2**64 - 1},"):
+        parquet.read_ids(tmp_path / "own", "who")
+
+
+def test_text_in_a_column_that_is_not_utf8_is_one_line(tmp_path):
+    ends = pa.array([0, 1, 2], pa.int32()).buffers()[1]
+    for text, is_right in ((b"\xffa", False), (b"ba", True)):
+        ids = pa.Array.from_buffers(pa.string(), 2, [None, ends, pa.py_buffer(text)])
+        pq.write_table(pa.table({"who": ids}), tmp_path / "train.parquet")
+        if is_right:  # the control
+            assert len(set(parquet.read_ids(tmp_path, "who").tolist())) == 2
+            continue
+        with pytest.raises(errors.InputError, match=r"train\.parquet: not a readable Parquet file: "):
+            parquet.read_ids(tmp_path, "who")
+
+
+@pytest.mark.parametrize("are_apart", [False, True])
+def test_users_of_both_splits_are_counted(are_apart, tmp_path):
+    images, labels = IMAGES.train
+    write_parquet(tmp_path / "train.parquet", images, labels, who=IDS)
+    texts = ["12", "8", "13"] if are_apart else ["0007", "8", "5.0"]
+    write_parquet(tmp_path / "test.parquet", images[:3], labels[:3], who=texts)
+    config, lines = config_of(), []
+    config.dataset.update({"name": "folder", "path": str(tmp_path), "groups": "who"})
+    config.dataset.num_classes = 3
+    loading.make_dataset(config.dataset, config.features, lines.append)
+    told = [x for x in lines if "NOT PRIVATE: 2 users have rows in training and in test" in x]
+    assert len(told) == (not are_apart)
+
+
 def with_ids_of_its_own(**options):
     assert not options  # neither `groups` nor `group_size` is an option of the function
     return IMAGES._replace(users=IDS)
@@ -823,9 +875,12 @@ def test_a_file_of_ids_that_is_damaged_or_holds_code_is_refused(tmp_path):
         file.write_bytes(damaged)
         with pytest.raises(ValueError, match=r"ids\.npy: not a readable"):
             users.with_ids(IMAGES, str(file), None)
-    np.save(file, np.array([print] * 12), allow_pickle=True)
-    with pytest.raises(ValueError, match=r"ids\.npy: not a readable"):
-        users.with_ids(IMAGES, str(file), None)
+    for held in (np.array([print] * 12), IDS.astype(str).astype(object)):
+        np.save(file, held, allow_pickle=True)
+        with pytest.raises(ValueError, match=r"ids\.npy: not .*: save the ids with np\.save\("):
+            users.with_ids(IMAGES, str(file), None)
+    np.save(file, held.astype(str))  # the remedy
+    assert users.with_ids(IMAGES, str(file), None).users.max() == 3
 
 
 def test_one_run_is_audited_of_examples_only():

@@ -56,7 +56,8 @@ def with_test_ids(
 ) -> Dataset:
     """The data set with the user ids of its test rows, if its Parquet files have them.
 
-    They serve the intervals of test figures alone. `log` hears of ids that cannot be read.
+    They serve the intervals of test figures alone. `log` hears of ids that cannot be read, and of
+    users who are in both splits.
     """
     if not column or column.endswith(".npy") or folder is None:
         return dataset
@@ -64,10 +65,16 @@ def with_test_ids(
     if not parquet.has_column(folder, column, "test"):
         return dataset
     try:
-        return dataset._replace(test_users=parquet.read_ids(folder, column, "test"))
+        train, test = parquet.read_all_ids(folder, column)
     except DataError as error:
         log(f"intervals of test figures draw images, not persons: {error}")
         return dataset
+    if num := len(np.intersect1d(train, test)):
+        log(
+            f"NOT PRIVATE: {files.have(num, 'user')} rows in training and in test, so test figures "
+            f"flatter: put all rows of a user in one split (column {column} of {folder})"
+        )
+    return dataset._replace(test_users=test)
 
 
 def grouped(dataset: Dataset, size: int) -> Dataset:
@@ -139,7 +146,10 @@ def _from_npy(file: Path) -> np.ndarray:
     try:  # mapped, so that a declared size takes no memory before the data are known to exist
         ids = np.array(np.load(file, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError, TypeError) as error:
-        raise DataError(f"{file}: not a readable .npy file: {error}") from error
+        why = str(error)
+        if "Python objects" in why:  # reading them could run code of the file
+            why = "it holds Python objects: save the ids with np.save(file, ids.astype(str))"
+        raise DataError(f"{file}: not a readable .npy file: {why}") from error
     try:
         places = numbered(ids)
     except InputError as error:

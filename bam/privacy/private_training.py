@@ -508,7 +508,7 @@ class PrivateTraining:
 
     @property
     def _digests(self) -> Callable[[bytes], JsonObject] | None:
-        """Folder's key -> digest of the users' numbers, in the order of rows; None without users."""
+        """Folder's key -> digest of the rows' users, in order; None without users."""
         if self._groups is None:
             return None
         # Not of the ids as given: NumPy would make floats of large ones, which merge persons.

@@ -5,9 +5,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -97,17 +97,40 @@ def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
 def read_ids(path: Path, column: str, split: str = "train") -> Int64[np.ndarray, " n"]:
     """The user id of each row of a split, in the order of `read`: a column of numbers or texts.
 
-    Ids are equal as `bam.core.user_table.user_id` says. Where all columns are of numbers, an id is
-    its number; otherwise it is 64 bits of its text's BLAKE2. DataError, with file and row, for a
-    column that is missing or has another type, and for an id that is missing or refused.
+    Ids are equal as `bam.core.user_table.user_id` says. If all are in columns of numbers and fit
+    into 64 bits, an id is its number; otherwise it is 64 bits of its text's BLAKE2. DataError, with
+    file and row, for a column that is missing or has another type, and for an id that is missing or
+    refused.
     """
-    paths = _paths(path, split)
-    are_text = [_has_texts(file, column) for file in paths]
+    return _ids_alike(path, column, (split,))[0]
+
+
+def read_all_ids(path: Path, column: str) -> list[Int64[np.ndarray, " n"]]:
+    """The ids of the training rows and of the test rows, read alike; see `read_ids`."""
+    return _ids_alike(path, column, ("train", "test"))
+
+
+def _ids_alike(path: Path, column: str, splits: Sequence[str]) -> list[np.ndarray]:
+    """The ids of each of these splits, all as numbers or all as digests."""
+    paths = [(split, file) for split in splits for file in _paths(path, split)]
+    are_text = [_has_texts(file, column) for _, file in paths]
     try:
-        ids = [part for file in paths for part in _file_ids(file, column, any(are_text))]
+        parts = [(split, part) for split, file in paths for part in _file_ids(file, column)]
     except InputError as error:
         raise DataError(str(error)) from error
-    return np.concatenate([np.zeros(0, np.int64), *ids])
+    names = {name for _, part in parts for name in part.names if name}
+    as_texts = any(are_text) or not all(-(2**63) <= int(x) < 2**63 for x in names)
+    number = {x: _digest(x) if as_texts else int(x) for x in names} | {"": 0}
+    ids = {split: [np.zeros(0, np.int64)] for split in splits}
+    for split, part in parts:
+        ids[split].append(np.array([number[x] for x in part.names], np.int64)[part.rows])
+    return [np.concatenate(ids[split]) for split in splits]
+
+
+def _digest(name: str) -> int:
+    """64 bits of a `user_id`, the first of its BLAKE2, as a signed integer."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, signed=True)
 
 
 def _has_texts(file: Path, column: str) -> bool:
@@ -131,8 +154,15 @@ def has_column(path: Path, column: str, split: str) -> bool:
         return any(column in pq.read_schema(file).names for file in _paths(path, split))
 
 
-def _file_ids(file: Path, column: str, as_texts: bool) -> list[np.ndarray]:
-    """The ids in a file, in parts; DataError for a row without a user, or whose id is refused."""
+class _Ids(NamedTuple):
+    """The ids of some rows: different `user_id`s, "" for one that no row has, and each row's."""
+
+    names: list[str]
+    rows: np.ndarray
+
+
+def _file_ids(file: Path, column: str) -> list[_Ids]:
+    """The ids in a file, in parts; InputError for a row without a user, or whose id is refused."""
     ids, row = [], 0
     with readable(file), pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
         for group in range(table.num_row_groups):
@@ -141,22 +171,15 @@ def _file_ids(file: Path, column: str, as_texts: bool) -> list[np.ndarray]:
                 # The place behind the names of a dictionary is that of a null.
                 indices = np.asarray(coded.indices.fill_null(len(coded.dictionary)))
                 # As NumPy's scalars, which tell how many bits a float has.
-                names = [*coded.dictionary.to_numpy(zero_copy_only=False), None]
+                values = [*coded.dictionary.to_numpy(zero_copy_only=False), None]
                 used, first = np.unique(indices, return_index=True)
-                numbers = np.zeros(len(names), np.int64)
+                names = [""] * len(values)
                 for code, place in zip(used.tolist(), (row + first).tolist(), strict=True):
                     location = f"{file}: row {place}: column {column}"
-                    numbers[code] = _number(checked_id(names[code], location), as_texts)
-                ids.append(numbers[indices])
+                    names[code] = checked_id(values[code], location)
+                ids.append(_Ids(names, indices))
                 row += len(part)
     return ids
-
-
-def _number(name: str, is_text: bool) -> np.int64:
-    """64 bits of a `user_id`: the first of a text's BLAKE2, or those of the number."""
-    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
-    value = int.from_bytes(digest) if is_text else int(name)
-    return np.uint64(value % 2**64).astype(np.int64)
 
 
 class _Files:
@@ -249,7 +272,7 @@ def readable(file: Path) -> Iterator[None]:
     """Turns errors of reading a Parquet file into a DataError that names the file."""
     try:
         yield
-    except (pa.ArrowException, OSError, IndexError) as error:
+    except (pa.ArrowException, OSError, IndexError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: not a readable Parquet file: {error}") from error
 
 
