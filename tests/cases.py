@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from ml_collections import ConfigDict
 from PIL import Image
 
 import bam
@@ -136,16 +135,9 @@ def given_features(mirror=True, groups=2, **options):
     return lambda images: images[:, :, ::-1] if mirror else images / (groups + 1)
 
 
-def three_images(**options):
-    """A data set that is read at once."""
-    return random_images("three", 3, 3, mean=0.5, std=0.25)
-
-
 def forget_data():
-    """The last two data sets that were read are kept in memory: now two others."""
-    for note in ("one", "another"):
-        section = ConfigDict({"name": "tests.cases:three_images", "note": note})
-        loading.make_dataset(section)
+    """Removes the data sets that are kept in memory."""
+    loading.kept_datasets.clear()
 
 
 def digits_moved_by(path):

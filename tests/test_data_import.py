@@ -24,6 +24,7 @@ from bam.data.common import DataError, manifest
 from bam.data.preprocessing import Preprocessing
 from bam.images import importing, listing, persons, pixels
 from bam.release import load, predict
+from bam.training import config as base
 from bam.training import loading
 from configs import digits, folder
 from tests.cases import random_images, run_command, thoroughly
@@ -633,7 +634,7 @@ def test_ids_that_are_written_in_several_ways_are_counted_as_one_users(tmp_path)
 
 
 def test_users_that_were_changed_are_read_anew(tmp_path):
-    """In one process, with the same config: `dataset.groups` and files of one's own part."""
+    """In one process, with the same config: the file of `dataset.groups`."""
     config = digits.get_config("dp_sgd")
     file = tmp_path / "ids.npy"
     config.dataset.update({"groups": str(file), "group_size": 4})
@@ -646,23 +647,43 @@ def test_users_that_were_changed_are_read_anew(tmp_path):
     assert counts == [1437, 360]
 
 
-def of_a_file(table, **options):
-    images = random_images("toy", 12, 6, 0.4, 0.3)
-    return images._replace(users=np.loadtxt(table, dtype=np.int64))
+TABLE = Path("table.txt")
 
 
-def test_a_file_that_an_option_of_ones_own_names_is_read_anew(tmp_path):
-    section = {"name": f"{__name__}:of_a_file", "table": str(tmp_path / "ids.txt"), "holdout": 0}
-    for ids in (np.arange(12), np.arange(12) // 3):
-        np.savetxt(tmp_path / "ids.txt", ids, "%d")
-        read = loading.make_dataset(ConfigDict(section))
-        assert read.users.tolist() == ids.tolist()
-        assert loading.make_dataset(ConfigDict(section)) is read
+def of_the_table():
+    ids = np.loadtxt(TABLE, dtype=np.int64)
+    return random_images("toy", 12, 6, 0.4, 0.3)._replace(users=ids)
+
+
+def by_the_table():
+    factor = float(np.loadtxt(TABLE)[0])
+    return lambda images: images * factor / 100
+
+
+@pytest.mark.parametrize("part", ["dataset", "features"])
+def test_a_function_of_ones_own_is_called_for_each_run(part, tmp_path, monkeypatch):
+    """What it reads is not known: here a file that no option names."""
+    monkeypatch.chdir(tmp_path)
+    config = digits.get_config("dp_sgd")
+    if part == "dataset":
+        base.name_part(config, "dataset", f"{__name__}:of_the_table")
+    else:
+        base.name_part(config, "features", f"{__name__}:by_the_table")
+        config.features.cache = str(tmp_path / "kept")
+    values = []
+    for number in (1, 1, 2):
+        np.savetxt(TABLE, np.full(12, number), "%d")
+        read = loading.make_dataset(config.dataset, config.features)
+        values.append(read.users[0] if part == "dataset" else float(read.train.images.max()))
+    assert values[0] == values[1] and values[2] == pytest.approx(2 * values[0])
+    # The control: data of bam's own are kept.
+    plain = digits.get_config("dp_sgd").dataset
+    assert loading.make_dataset(plain) is loading.make_dataset(plain)
 
 
 def test_features_that_a_run_keeps_beside_the_data_are_no_change_of_the_data(tmp_path):
-    section = {"name": f"{__name__}:of_a_file", "table": str(tmp_path), "holdout": 0}
-    digest = lambda: loading._files_of(ConfigDict(section), ConfigDict())  # noqa: E731
+    section = {"name": "folder", "path": str(tmp_path), "source": ""}
+    digest = lambda: loading._files_of(ConfigDict(section))  # noqa: E731
     (tmp_path / "1.0").mkdir()
     first = digest()
     (tmp_path / "features").mkdir()

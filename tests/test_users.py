@@ -475,7 +475,9 @@ def test_text_in_a_column_that_is_not_utf8_is_one_line(tmp_path):
         if is_right:  # the control
             assert len(set(parquet.read_ids(tmp_path, "who").tolist())) == 2
             continue
-        with pytest.raises(errors.InputError, match=r"train\.parquet: not a readable Parquet file: "):
+        with pytest.raises(
+            errors.InputError, match=r"train\.parquet: not a readable Parquet file: "
+        ):
             parquet.read_ids(tmp_path, "who")
 
 
