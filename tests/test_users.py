@@ -24,7 +24,7 @@ from bam.core import oracles, user_table
 from bam.data import datasets, users
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
-from bam.images import importing, listing
+from bam.images import importing, listing, rows
 from bam.privacy import statement
 from bam.privacy.plan import Population
 from bam.release import export
@@ -777,6 +777,23 @@ def test_ids_in_two_columns_are_not_joined_into_anothers(tmp_path):
     columns = {"file": "file", "label": "label", "user": "site,who"}
     first, *others = listing.in_table(tmp_path, tmp_path / "t.csv", columns).examples
     assert len({x.user for x in others}) == 1 and first.user != others[0].user
+
+
+@pytest.mark.parametrize("who", [["12e5", "3af"], ["000", "001"], ["a|b", "a\\"]])
+def test_ids_in_two_columns_are_not_read_as_a_number(who, tmp_path):
+    """As 1,12e5, which is refused as a rounded number, or as 1,000."""
+    rows = [("a.png", "A", "1", who[0]), ("b.png", "A", "1", who[1])]
+    with (tmp_path / "t.csv").open("w", newline="") as opened:
+        csv.writer(opened).writerows([("file", "label", "site", "who"), *rows])
+    for name, *_ in rows:
+        (tmp_path / name).touch()
+    columns = {"file": "file", "label": "label", "user": "site,who"}
+    read = listing.in_table(tmp_path, tmp_path / "t.csv", columns).examples
+    names = [user_table.user_id(x.user) for x in read]
+    assert names == [x.user for x in read] and len(set(names)) == 2
+    joined = [f"1,{x}" for x in who]
+    if joined[0] == "1,12e5":  # the control
+        refused("a rounded number", user_table.user_id, joined[0])
 
 
 # What is refused.

@@ -36,7 +36,6 @@ JUNK = {
     "system volume information", "lost+found", "__pycache__",
 }  # fmt: skip
 _TABLES = ("metadata.csv", "metadata.jsonl", "metadata.parquet")  # as Hugging Face names them
-_IDS = re.compile(r"(patient|person|subject|participant|user|client|owner)|(^|_)p?id$", re.I)
 
 MORE_NAMES = "more names of one file"
 
@@ -155,9 +154,23 @@ def in_class_folders(
             "--user_from=folder: otherwise ε protects one image. If they are the classes, move "
             "them up one level"
         )
+    if by_folder:
+        _warn_of_inner(examples, depth, log)
     unique = _unique(folder, folder, examples, unused, log)
     divided = unique if split else _divided(folder, unique, validation, unused, log)
     return Listed(divided, len(all_images), unused)
+
+
+def _warn_of_inner(examples: Sequence[Example], depth: int, log: rows.Log) -> None:
+    """Logs that folders below the users' may be the persons, as in FOLDER/CLASS/SITE/PERSON."""
+    above = [Path(x.file).parts[:-1] for x in examples]
+    if inner := {x[: depth + 2] for x in above if len(x) > depth + 1}:
+        num = files.counted(len(inner), "folder")
+        log(
+            "NOT PRIVATE: the folder directly below a class is taken as the user, and images lie "
+            f"in {num} below users' folders, as {'/'.join(min(inner))}. If these are the persons, "
+            "move them to FOLDER/CLASS/PERSON: otherwise ε protects all in a user's folder as one"
+        )
 
 
 def with_test(
@@ -215,7 +228,8 @@ def in_table(
     if also := _in_words(+(ignored - Counts(suffix_of(x.name) for x in inside))):
         log(f"ignored: {also}")
     for path, split in tables:
-        lines = rows.read(path, ",".join(columns.values()).split(","), log)
+        names = ",".join([*columns.values(), "file_name"]).split(",")  # see `_present`
+        lines = rows.read(path, names, log)
         if len(lines.values) + len(examples) > limit:
             raise DataError(f"{path}: more than {limit:,} rows")
         present = _present(columns, lines.header, may_lack)
@@ -300,7 +314,8 @@ def _in_rows(
                 raise DataError(f"{location} lacks a value of {columns[field]}")
         if len(values["label"]) > 1:  # booleans of Parquet or JSON become zeros and ones
             values["label"] = [{"True": "1", "False": "0"}.get(x, x) for x in values["label"]]
-        joined = {k: ",".join(cells) for k, cells in values.items()}
+        # Of users not by a comma: "1" and "12e5" would look like the rounded number 1,12e5.
+        joined = {k: ("|" if k == "user" else ",").join(cells) for k, cells in values.items()}
         example = Example(**joined, row=number, written=written)
         if example.split and not split_name(example.split):
             raise DataError(f"{location}: split {example.split!r} is not train, validation or test")
@@ -316,8 +331,8 @@ def _users(row: Sequence[object], indices: list[int], location: str) -> list[str
         ids = [user_id(row[x] if x < len(row) else "") for x in indices]
     except InputError as error:
         raise DataError(f"{location}: {error}") from error
-    # So that the columns "a,b" and "c" differ from "a" and "b,c".
-    return [x.replace("\\", "\\\\").replace(",", "\\,") for x in ids] if ids[1:] else ids
+    # So that the columns "a|b" and "c" differ from "a" and "b|c".
+    return [x.replace("\\", "\\\\").replace("|", "\\|") for x in ids] if ids[1:] else ids
 
 
 def _with_points(table: Path, examples: list[Example], separator: str) -> list[Example]:
@@ -349,7 +364,7 @@ def _with_points(table: Path, examples: list[Example], separator: str) -> list[E
 def _warn_of_ids(lines: rows.Rows, columns: dict[str, str], num_rows: int, log: rows.Log) -> None:
     """Logs columns that may name persons: by their name, and with fewer values than rows."""
     header, values = lines.header, lines.values
-    for name in (x for x in header if x not in columns.values() and _IDS.search(x)):
+    for name in (x for x in header if x not in columns.values() and rows.IDS.search(x)):
         ids = {rows.text(row[header.index(name)]) for row in values if len(row) == len(header)}
         if 1 < len(ids) < num_rows:
             log(

@@ -22,6 +22,8 @@ Log: TypeAlias = Callable[[str], None]
 
 SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".jsonl", ".ndjson", ".json")
 _COCO = ("images", "annotations", "categories")
+# Names of columns that may name persons.
+IDS = re.compile(r"(patient|person|subject|participant|user|client|owner)|(^|_)p?id$", re.I)
 # Keys of annotations for a part of an image, or for text.
 _PARTS = ("bbox", "segmentation", "keypoints", "segments_info", "caption")
 
@@ -51,16 +53,16 @@ def read(table: Path, columns: Sequence[str], log: Log) -> Rows:
     """The rows of a file. Its suffix says the format; any other suffix is CSV.
 
     `columns` are names that the header should have; the separator of a CSV file follows from them.
-    DataError for a missing file, and for a file that is not in the format of its suffix.
+    Of Parquet, values of other columns are read only if they may name persons (`IDS`); otherwise
+    they are True, or None for a missing one. DataError for a missing file, for a file that is not
+    in the format of its suffix, and for a named column of Parquet that Python cannot hold.
     """
     if not table.is_file():
         raise DataError(f"{table}: no such file")
+    names = [x.casefold() for x in columns]
     match table.suffix.lower():
         case ".parquet" | ".pq":
-            with parquet.readable(table):
-                content = parquet.pq.read_table(table)
-                values = zip(*map(_column_values, content.columns), strict=True)
-                return Rows(content.column_names, list(values))
+            return _from_parquet(table, names)
         case ".jsonl" | ".ndjson":
             lines = _decoded(table, log).split("\n")
             objects = [_json(x, f"{table}: row {k}") for k, x in enumerate(lines, 1)]
@@ -68,13 +70,29 @@ def read(table: Path, columns: Sequence[str], log: Log) -> Rows:
         case ".json":
             return _from_json(table, log)
         case _:
-            return _from_csv(table, [x.casefold() for x in columns], log)
+            return _from_csv(table, names, log)
 
 
-def _column_values(column: Any) -> list[object]:
+def _from_parquet(table: Path, names: list[str]) -> Rows:
+    with parquet.readable(table):
+        content = parquet.pq.read_table(table)
+        columns = zip(content.column_names, content.columns, strict=True)
+        values = zip(*(_column_values(table, *x, names) for x in columns), strict=True)
+        return Rows(content.column_names, list(values))
+
+
+def _column_values(table: Path, name: str, column: Any, names: list[str]) -> list[object]:
     """The values of a column: short floats as NumPy's, which tell how far they were rounded."""
-    is_short = parquet.pa.types.is_float16(column.type) or parquet.pa.types.is_float32(column.type)
-    return list(column.to_numpy()) if is_short else column.to_pylist()
+    is_named, types = name.casefold() in names, parquet.pa.types
+    if not is_named and (types.is_temporal(column.type) or not IDS.search(name)):
+        return [x or None for x in column.is_valid().to_pylist()]
+    if types.is_float16(column.type) or types.is_float32(column.type):
+        return list(column.to_numpy())
+    try:
+        values: list[object] = column.to_pylist()
+        return values
+    except (ValueError, OverflowError) as error:  # as of times in nanoseconds
+        raise DataError(f"{table}: column {name}: {error}: save it as text") from error
 
 
 def _from_csv(table: Path, columns: list[str], log: Log) -> Rows:
