@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -509,6 +510,8 @@ FOLDERS_OF_PERSONS = {
     "patients above their studies": ("Ann/s1 Ann/s2 Bob/s1 Bob/s2", lambda x, i: x[0], series,
         ("--user_from=folder",),
         "have one PatientID: .*: --user_from=folder takes the folders below the classes; if they"),
+    "patients in two spellings": ("Ann Bob Cy", lambda x, i: "0" * (i % 2) + f"{ord(x[0][0])}",
+        lambda x, i: f"{series(x, 0)}.{i}", (), "have one PatientID"),
     "one patient among classes": ("ill/Ann well/Bob well/Cy", lambda x, i: x[1], series,
         ("--user_from=folder",), "class ill are of one user"),
     # The controls.
@@ -535,6 +538,88 @@ def test_folders_of_one_person_each_are_no_classes_whatever_their_number(kind, t
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stdout
     assert re.search(message, done.stderr), done.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--classes=Ann,Bob",)])
+def test_a_picture_beside_scans_does_not_make_a_person_a_class(more, tmp_path):
+    scans(tmp_path / "top", "Ann Bob", PatientID=lambda x, i: x[0], SeriesInstanceUID=series)
+    for number, name in enumerate(("Ann", "Bob")):
+        write(tmp_path / "top" / name / "preview.png", "good", number)
+    flags = (f"--out={tmp_path / 'out'}", "--size=8", "--channels=1", "--test=0.4", *more)
+    done = run_command("bam", "data", "import", str(tmp_path / "top"), *flags)
+    if more:  # the control
+        assert done.returncode == 0, done.stderr
+        return
+    assert done.returncode == 2
+    assert "all DICOM files of class Ann have one PatientID: are they persons" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["--number", ""])
+def test_folders_of_numbers_are_not_published_as_classes(kind, tmp_path):
+    for age in range(40, 52):
+        for number in range(2):
+            write(tmp_path / "top" / f"{age}" / f"{number}.png", "good", 2 * age + number)
+    flags = (f"--out={tmp_path / 'out'}", "--size=8", "--test=0.4", *filter(None, [kind]))
+    done = run_command("bam", "data", "import", str(tmp_path / "top"), *flags)
+    assert (done.returncode == 0) == bool(kind), done.stderr
+    if kind:
+        assert manifest(tmp_path / "out")["classes"] == []
+    else:  # the control
+        assert "12 folders with 24 images: are they persons?" in done.stderr
+
+
+@pytest.mark.parametrize("issuers", ["A B", "A A", "A -", "- -"])
+def test_one_patient_id_of_two_hospitals_is_refused(issuers, tmp_path):
+    names = [x.replace("-", "") for x in issuers.split()]
+    scans(
+        tmp_path / "top", "ill well", PatientID=lambda x, i: f"{i // 2}",
+        SeriesInstanceUID=lambda x, i: f"1.{i}", IssuerOfPatientID=lambda x, i: names[i % 2],
+    )  # fmt: skip
+    flags = (f"--out={tmp_path / 'out'}", "--size=8", "--channels=1", "--test=0.4")
+    done = run_command(
+        "bam", "data", "import", str(tmp_path / "top"), *flags, "--user_column=PatientID"
+    )
+    assert done.returncode == 2 * (issuers == "A B"), done.stderr
+    if issuers == "A B":
+        assert done.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+        why = "1.dcm: PatientID '0' has the issuer 'B' here and 'A' in another file, so it may name"
+        assert why in done.stderr and "--labels=TABLE" in done.stderr
+
+
+def test_folders_below_the_users_are_counted():
+    files = lambda top, spec: [write(top / x, "good", k) for k, x in enumerate(spec)]  # noqa: E731
+    with tempfile.TemporaryDirectory() as place:
+        below = [f"{c}/site{i}/p{c}{k}/0.png" for c in "AB" for i in (0, 1) for k in range(3)]
+        files(Path(place) / "sites", below)
+        files(Path(place) / "persons", [f"{c}/p{k}/0.png" for c in "AB" for k in range(3)])
+        lines = []
+        for name in ("persons", "sites"):
+            listing.in_class_folders(Path(place) / name, users="folder", log=lines.append)
+    (line,) = [x for x in lines if "is taken as the user" in x]  # the control has none
+    assert line.startswith("NOT PRIVATE: the folder directly below a class is taken as the user")
+    assert "12 folders below users' folders, as A/site0/pA0." in line
+
+
+def test_columns_that_nobody_needs_may_hold_what_python_cannot(tmp_path):
+    for number in range(4):
+        write(tmp_path / f"{number}.png", "good", number)
+    times = pa.array([10**18 + 7 * i for i in range(4)], pa.timestamp("ns"))
+    table = {"file_name": [f"{i}.png" for i in range(4)], "label": [*"ABAB"], "who": [*"xxyy"]}
+    pq.write_table(
+        pa.table({**table, "taken": times, "patient_since": times}), tmp_path / "t.parquet"
+    )
+    columns = {"file": "file", "label": "label", "user": "who"}
+    lines = []
+    read = listing.in_table(tmp_path, tmp_path / "t.parquet", columns, log=lines.append)
+    assert [x.user for x in read.examples] == [*"xxyy"]
+    # The controls: a column of ids that nobody named is told of, and a named one is refused.
+    del columns["user"]
+    table["patient_id"] = table.pop("who")
+    pq.write_table(pa.table({**table, "taken": times}), tmp_path / "t.parquet")
+    listing.in_table(tmp_path, tmp_path / "t.parquet", columns, log=lines.append)
+    assert "column patient_id has 2 values in 4 rows" in lines[-1]
+    with pytest.raises(DataError, match=r"t\.parquet: column taken: .*: save it as text"):
+        listing.in_table(tmp_path, tmp_path / "t.parquet", columns | {"user": "taken"})
 
 
 def test_headers_of_all_files_are_read_where_the_first_ones_agree_alone(tmp_path, monkeypatch):

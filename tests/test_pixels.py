@@ -744,7 +744,7 @@ def chunks(png):
 def test_the_user_of_a_dicom_file_is_its_patient_and_nothing_else_is_kept(tmp_path):
     file = tmp_path / "x.dcm"
     file.write_bytes(dicom(full(77, np.uint8)))
-    assert pixels.dicom_user(file) == "p7"
+    assert pixels.dicom_user(file) == ("p7", "")
     written = pixels.encoded(file, GREY).png
     assert b"Doe" in file.read_bytes() and b"Doe" not in written and b"p7" not in written
     assert chunks(written) == [b"IHDR", b"IDAT", b"IEND"]

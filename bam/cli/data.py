@@ -129,14 +129,15 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
     examples, num_listed = listed.examples, len(listed.examples)
     classes = flags.classes or sorted({x.label for x in examples}, key=_in_order)
     users = _users_from(flags)
-    are_named = bool(flags.labels or flags.classes)
-    if not are_named:
+    # Names of folders are published as those of classes; numbers are not.
+    are_published = kind == "class" and not (flags.labels or flags.classes)
+    if are_published:
         persons.check_number(folder, len(classes), num_listed, users)
     if kind != "class":
         classes = flags.label_column.split(",") if kind == "several" else []
     if flags.user_column == "PatientID" and not examples[0].user:
         examples = _with_patients(folder, examples, flags.strict, log)
-    if not are_named:
+    if are_published:
         persons.check_each(folder, examples, users)
     if flags.stratify:
         examples = importing.stratified(examples, flags.stratify)
@@ -260,17 +261,26 @@ def _preprocessing(flags: FlagValues) -> Preprocessing:
 def _with_patients(
     folder: Path, examples: Sequence[listing.Example], strict: bool, log: Callable[..., None]
 ) -> list[listing.Example]:
-    """Examples with the PatientID of their DICOM file as user; those without one are left out."""
-    with_user, left_out = [], []
+    """Examples with the PatientID of their DICOM file as user; those without one are left out.
+
+    DataError for a PatientID of two issuers: as a rule of two hospitals that count alike.
+    """
+    with_user, left_out, issuers = [], [], dict[str, str]()
     for example in examples:
         try:
-            written = pixels.dicom_user(folder / example.file)
+            written, issuer = pixels.dicom_user(folder / example.file)
         except DataError as error:
             if strict:
                 raise
             left_out.append(f"left out: {example.file} ({str(error).rpartition(': ')[2]})")
             continue
         user = checked_id(written, str(folder / example.file))
+        if issuer and (other := issuers.setdefault(user, issuer)) != issuer:
+            raise DataError(
+                f"{folder / example.file}: PatientID {written!r} has the issuer {issuer!r} here "
+                f"and {other!r} in another file, so it may name two persons: give a table of the "
+                "files with --labels=TABLE, and its column of persons with --user_column=COLUMN"
+            )
         with_user.append(example._replace(user=user, written=written))
     if not with_user:
         raise DataError(f"{folder}: no DICOM file with a PatientID: leave out --user_column")

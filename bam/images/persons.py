@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bam.core.user_table import is_missing
+from bam.core.user_table import is_missing, user_id
 from bam.data.common import DataError
+from bam.errors import InputError
 from bam.images import pixels
 from bam.images.listing import Example, suffix_of
 
@@ -26,8 +27,9 @@ def check_number(folder: Path, num_classes: int, num_images: int, users: str) ->
 def check_each(folder: Path, examples: Sequence[Example], users: str) -> None:
     """DataError for a class whose images are of one user, one DICOM patient or one DICOM series.
 
-    Nothing is refused if there is only one in all classes, as after anonymisation. Headers are read
-    of classes of DICOM files only, and not if users were read from them.
+    Nothing is refused if there is only one in all classes, as after anonymisation. A class is
+    judged by its DICOM files, if it has two or more, whatever else it has. Their headers are not
+    read if users were read from them.
     """
     classes: dict[str, list[Example]] = {}
     for example in examples:
@@ -38,17 +40,17 @@ def check_each(folder: Path, examples: Sequence[Example], users: str) -> None:
             raise _refusal(folder, f"all images of class {label} are of one user", users)
     if users == "file":
         return
-    files = {
-        label: [folder / x.file for x in own]
+    scans = {
+        label: [folder / x.file for x in own if suffix_of(x.file) in pixels.DICOM_SUFFIXES]
         for label, own in sorted(classes.items())
-        if all(suffix_of(x.file) in pixels.DICOM_SUFFIXES for x in own)
     }
+    files = {label: own for label, own in scans.items() if len(own) > 1}
     some = {label: _tags(own[:: -(-len(own) // SAMPLE)] + own[-1:]) for label, own in files.items()}
     for number, tag in enumerate(TAGS):
         everywhere = set().union(*(x[number] for x in some.values()))
         for label in (x for x in files if len(some[x][number]) == 1 < len(everywhere)):
             if len(_tags(files[label])[number]) == 1:
-                raise _refusal(folder, f"all images of class {label} have one {tag}", users)
+                raise _refusal(folder, f"all DICOM files of class {label} have one {tag}", users)
 
 
 def _tags(files: Sequence[Path]) -> tuple[set[str], ...]:
@@ -59,9 +61,17 @@ def _tags(files: Sequence[Path]) -> tuple[set[str], ...]:
             tags = pixels.dicom_tags(file, TAGS)
         except DataError:  # the import reports such a file
             continue
-        for seen, value in zip(values, tags, strict=True):
+        for seen, value in zip(values, (_person(tags[0]), *tags[1:]), strict=True):
             seen.update({value} if not is_missing(value) else ())
     return values
+
+
+def _person(patient: str) -> str:
+    """The `user_id` of a PatientID; the text itself if it may be of several persons."""
+    try:
+        return user_id(patient)
+    except InputError:
+        return patient
 
 
 def _refusal(folder: Path, why: str, users: str) -> DataError:

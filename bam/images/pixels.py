@@ -224,12 +224,12 @@ def window_around(low: float, high: float) -> tuple[float, float]:
     return black, -(-end // span) * span - is_int or 1
 
 
-def dicom_user(file: Path) -> str:
-    """The PatientID of a DICOM file; a DataError if it has none."""
-    (user,) = dicom_tags(file, ("PatientID",))
+def dicom_user(file: Path) -> tuple[str, str]:
+    """The PatientID of a DICOM file, and its IssuerOfPatientID or ""; a DataError without an ID."""
+    user, issuer = dicom_tags(file, ("PatientID", "IssuerOfPatientID"))
     if is_missing(user):
         raise DataError(f"{file}: no PatientID in it")
-    return user
+    return user, "" if is_missing(issuer) else issuer
 
 
 def dicom_tags(file: Path, names: Sequence[str]) -> list[str]:
