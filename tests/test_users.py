@@ -24,7 +24,7 @@ from bam.core import oracles, user_table
 from bam.data import datasets, users
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
-from bam.images import importing, listing, rows
+from bam.images import importing, listing
 from bam.privacy import statement
 from bam.privacy.plan import Population
 from bam.release import export
@@ -475,10 +475,10 @@ def test_text_in_a_column_that_is_not_utf8_is_one_line(tmp_path):
         if is_right:  # the control
             assert len(set(parquet.read_ids(tmp_path, "who").tolist())) == 2
             continue
-        with pytest.raises(
-            errors.InputError, match=r"train\.parquet: not a readable Parquet file: "
-        ):
-            parquet.read_ids(tmp_path, "who")
+        as_labels = lambda top, name: listing.rows.read(top / "train.parquet", [name], print)  # noqa: E731
+        for read in (parquet.read_ids, as_labels):
+            with pytest.raises(errors.InputError, match=r"train\.parquet: not a readable Parquet"):
+                read(tmp_path, "who")
 
 
 @pytest.mark.parametrize("are_apart", [False, True])
