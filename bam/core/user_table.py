@@ -42,6 +42,7 @@ _AS_TEXT = (
     "read the column as text (in pandas with dtype=str; in a spreadsheet format the cells as text "
     "before the ids are put in)"
 )
+_DAMAGED = "has a NUL or is not UTF-8: save the ids as text in UTF-8, or as integers"
 
 
 def user_id(value: object) -> str:
@@ -112,7 +113,7 @@ def _decoded(value: bytes) -> str:
     with contextlib.suppress(UnicodeDecodeError):
         if b"\0" not in value:
             return value.decode()
-    raise InputError(f"id {value[:80]!r} is not text in UTF-8: save the ids as text or as integers")
+    raise InputError(f"id {value[:80]!r} {_DAMAGED}")
 
 
 def _digits(value: Any) -> str:
@@ -141,9 +142,7 @@ def _read(text: str) -> str:
     """`user_id` of a text."""
     is_utf8 = not any("\ud800" <= x <= "\udfff" for x in text)  # these stand for damaged bytes
     if not is_utf8 or "\0" in text.rstrip(_ENDS):
-        raise InputError(
-            f"id {text[:80]!r} is not text in UTF-8 without NUL: save the ids as text again"
-        )
+        raise InputError(f"id {text[:80]!r} {_DAMAGED}")
     text = unicodedata.normalize("NFC", text).strip(_ENDS)
     if is_missing(text):
         return ""

@@ -72,7 +72,7 @@ def with_test_ids(
     if num := len(np.intersect1d(train, test)):
         log(
             f"NOT PRIVATE: {files.have(num, 'user')} rows in training and in test, so test figures "
-            f"flatter: put all rows of a user in one split (column {column} of {folder})"
+            f"look too good: put all rows of a user in one split (column {column} of {folder})"
         )
     return dataset._replace(test_users=test)
 
