@@ -92,7 +92,7 @@ def _column_values(table: Path, name: str, column: Any, names: list[str]) -> lis
         values: list[object] = column.to_pylist()
         return values
     except (ValueError, OverflowError) as error:  # as of times in nanoseconds
-        raise DataError(f"{table}: column {name}: {error}: save it as text") from error
+        raise DataError(f"{table}: column {name}: {error}: save it as text in UTF-8") from error
 
 
 def _from_csv(table: Path, columns: list[str], log: Log) -> Rows:

@@ -272,7 +272,7 @@ def readable(file: Path) -> Iterator[None]:
     """Turns errors of reading a Parquet file into a DataError that names the file."""
     try:
         yield
-    except (pa.ArrowException, OSError, IndexError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, IndexError) as error:
         raise DataError(f"{file}: not a readable Parquet file: {error}") from error
 
 
