@@ -19,7 +19,10 @@ Map = Callable[[torch.Tensor], torch.Tensor]
 
 
 def load(folder: str, feature_map: Map | None = None) -> Map:
-    """A release as a function from pixels, uint8 `[n, height, width, channels]`, to logits."""
+    """A release as a function from images `[n, height, width, channels]` to logits.
+
+    Images are pixels, uint8, or floats if those of the run were floats.
+    """
     model = json.loads(Path(folder, "model.json").read_text(encoding="utf-8"))
     content = Path(folder, "weights.safetensors").read_bytes()
     if model["weights_sha256"] != hashlib.sha256(content).hexdigest():
@@ -31,9 +34,12 @@ def load(folder: str, feature_map: Map | None = None) -> Map:
     if bool(features := model["features"].get("name")) != bool(feature_map):
         raise ValueError(f"{folder} is of {features or 'no'} features: give their map")
     mean, std = torch.tensor(model["mean"]), torch.tensor(model["std"])
+    are_pixels = model.get("raw_dtype", "uint8") == "uint8"
 
     def logits(images: torch.Tensor) -> torch.Tensor:
-        x = images.float() / 255
+        if are_pixels != (images.dtype == torch.uint8):
+            raise TypeError(f"images are {images.dtype}: this takes {model['raw_dtype']}")
+        x = images.float() / (255 if are_pixels else 1)
         if feature_map:
             x = feature_map(x).half().float()  # the run kept its features as float16
         x = (x - mean) / std

@@ -337,6 +337,8 @@ def test_a_backbone_of_other_weights_is_refused_and_one_that_moved_is_named(vit,
     name = next(iter(changed))
     own.write_bytes(safetensors.numpy.save(changed | {name: changed[name] + 1}))
     refused("but the model was trained with", export.export, run, tmp_path / "a", stablehlo=True)
+    own.write_bytes(safetensors.numpy.save({"of another network": changed[name]}))
+    refused("but the model was trained with", export.export, run, tmp_path / "a", stablehlo=True)
     own.unlink()
     refused(f"no file {own}; give the", export.export, run, tmp_path / "b", stablehlo=True)
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()

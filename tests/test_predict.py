@@ -298,7 +298,10 @@ def test_the_network_is_given_so_many_images_as_its_memory_allows(folder, tmp_pa
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"features": {"name": "scattering"}}, "does not record the size of its images, so"),
+        (
+            {"features": {"name": "scattering"}},
+            "does not record the size or the type of its images",
+        ),
         ({"features": {"name": "backbone", "digest": "5e88"}}, "--weights=FILE, .*SHA-256 is 5e88"),
         ({"raw_dtype": "float32"}, "takes numbers, not image files"),
         (
@@ -323,6 +326,27 @@ def test_inputs_that_are_no_image_files_are_refused(folder, facts, message):
         stated |= {"raw_shape": None} if is_mapped else {}
         takes = load.taken(stated, is_mapped)
         predict.preprocessing_of(released._replace(facts=stated, takes=takes))
+
+
+@pytest.mark.parametrize(
+    ("constants", "imported", "are_pixels"),
+    [
+        (([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]), {}, True),  # of CIFAR-10
+        (([0.5] * 3, [0.25] * 3), {}, True),  # of Parquet files of one's own
+        (([100.0] * 3, [30.0] * 3), {}, False),
+        (([100.0] * 3, [30.0] * 3), {"size": [6, 9], "channels": 3}, True),
+    ],
+)
+def test_a_release_that_does_not_record_its_images_type_is_of_pixels_if_it_shows(
+    constants, imported, are_pixels, folder
+):
+    facts = load.load(folder / "release").facts
+    facts = {k: v for k, v in facts.items() if k not in ("raw_shape", "raw_dtype")}
+    facts |= {"mean": constants[0], "std": constants[1], "preprocessing": imported}
+    takes = load.taken(facts, False)
+    assert (takes is not None and takes.dtype == np.uint8) == are_pixels
+    takes = load.taken(facts | {"raw_dtype": "float32"}, False)  # the control
+    assert takes.dtype == np.float32
 
 
 def test_outputs_for_each_pixel_are_no_row_of_a_table(folder):

@@ -62,13 +62,13 @@ def backbone(
     shape = (*(pixels.size or (224, 224)), COLOURS)
     network = models.as_functions(models.create(model, 2, 64), shape)
     like = jax.eval_shape(network.init, jax.random.key(0))
-    loaded = finetune.load(weights, "^head", like, shape)
-    if digest not in ("", loaded.digest):
+    # Before the names are matched, which another network's weights lack.
+    if digest and (actual := finetune.digest(weights)) != digest:
         raise InputError(
-            f"{finetune.file_of(weights)} has SHA-256 {loaded.digest}, but the model was trained "
-            f"with weights of SHA-256 {digest}: give that file"
+            f"{finetune.file_of(weights)} has SHA-256 {actual}, but the model was trained with "
+            f"weights of SHA-256 {digest}: give that file"
         )
-    params = finetune.begin({}, loaded)
+    params = finetune.begin({}, finetune.load(weights, "^head", like, shape))
     headless = models.MODELS[model].make(0, 64)
     method = IN_JAX[pixels.interpolation]
     # A scalar if all colours share one number, so that the program stays as in earlier versions.

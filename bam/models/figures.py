@@ -188,6 +188,6 @@ def _intervals(figures: Mapping[str, np.ndarray]) -> dict[str, list[float] | Non
     intervals: dict[str, list[float] | None] = dict.fromkeys(figures)
     for name, values in figures.items():
         if np.isfinite(values[0]):
-            ends = np.nanpercentile(values, (2.5, 97.5))
+            ends = np.nanpercentile(values[1:], (2.5, 97.5))
             intervals[name] = [float(values[0]), *ends.tolist()]
     return intervals

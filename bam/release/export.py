@@ -134,8 +134,8 @@ def as_stablehlo(released: Released) -> bytes:
         import flatbuffers  # noqa: F401 (jax.export writes with it)
     if (like := released.takes) is None:
         raise InputError(
-            "the run did not record the size of its images: leave out --stablehlo, or train it "
-            "again with this version of bam"
+            "the run did not record the size or the type of its images: leave out --stablehlo, "
+            "or train it again with this version of bam"
         )
     one = jax.ShapeDtypeStruct((1, *like.shape), like.dtype)
     images = jax_export.symbolic_args_specs(one, "n, ...")

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Num, PyTree
 from bam import models
 from bam.core.pytree import Params
 from bam.data import datasets
+from bam.data.catalogue import DATASETS, FOLDER
 from bam.data.common import check_memory
 from bam.data.preprocessing import Preprocessing
 from bam.errors import InputError
@@ -274,19 +275,34 @@ def _feature_map(description: JsonObject, weights: str) -> extraction.FeatureMap
 
 def taken(description: JsonObject, is_mapped: bool) -> jax.ShapeDtypeStruct | None:
     """Shape and dtype of an image that a release takes; `is_mapped` if it maps them itself."""
-    shape, dtype = description.get("raw_shape"), description.get("raw_dtype", "uint8")
+    shape, dtype = description.get("raw_shape"), description.get("raw_dtype", "")
     if not (shape is None or FIELDS["image_shape"](shape)) or not isinstance(dtype, str):
         raise TypeError(f"raw_shape is {shape!r:.80} and raw_dtype {dtype!r:.80}")
+    if "raw_dtype" not in description:  # of an earlier version
+        dtype = "uint8" * _is_of_pixels(description)
     if not is_mapped:
         # Features by a map that is not here are floats.
-        dtype = "" if features_name(description) else dtype
-        shape = description["image_shape"]
+        is_feature = bool(features_name(description))
+        shape = description["image_shape"] if is_feature or dtype else None
+        dtype = "" if is_feature else dtype
     elif shape is None:  # an earlier version recorded the size of imported images alone
         made = description["preprocessing"]
         shape = made and Preprocessing.from_json(made).shape
     # Floats of any width are float32 in the network, and so are wider integers.
     kind = np.uint8 if dtype == "uint8" else np.float32
     return jax.ShapeDtypeStruct(tuple(shape), kind) if shape else None
+
+
+def _is_of_pixels(description: JsonObject) -> bool:
+    """Whether a release that does not record it is of pixels: its files or constants say so."""
+    known = [x for name, x in DATASETS.items() if name != "breast_cancer"]  # its numbers are floats
+    constants = [np.float32(description[x]).tolist() for x in ("mean", "std")]
+    channels = len(constants[0])
+    return bool(description["preprocessing"]) or constants in [
+        [np.broadcast_to(np.float32(x), channels).tolist() for x in (entry.mean, entry.std)]
+        for entry in (*known, FOLDER)
+        if len(entry.mean) in (1, channels)
+    ]
 
 
 def check_shapes(path: Path, params: PyTree, like: Shapes) -> None:

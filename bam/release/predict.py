@@ -62,7 +62,7 @@ def preprocessing_of(released: Released) -> Preprocessing:
     metadata, takes = released.facts, released.takes
     if takes is None:
         raise DataError(
-            "the release does not record the size of its images, so only its features can be "
+            "the release does not record the size or the type of its images, so no files can be "
             "predicted: train it again with this version of bam"
         )
     # A backbone's weights or a user's own map are not in the release.
