@@ -4,6 +4,7 @@ An operating system kills a process that takes more memory than there is, withou
 program's memory, which XLA plans when it compiles, is compared with what is free before it runs.
 """
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -44,12 +45,14 @@ class Needs(NamedTuple):
 
 
 def in_words(num_bytes: int) -> str:
-    """An amount of memory in GiB or MiB.
+    """An amount of memory in GiB, MiB or KiB.
 
     Examples:
-      >>> [in_words(x) for x in (45 * 2**30, 3 * 2**29, 5 * 2**18)]
-      ['45.0 GiB', '1.5 GiB', '1.2 MiB']
+      >>> [in_words(x) for x in (45 * 2**30, 3 * 2**29, 5 * 2**18, 2**14)]
+      ['45.0 GiB', '1.5 GiB', '1.2 MiB', '16 KiB']
     """
+    if num_bytes < MIB:
+        return f"{num_bytes / 2**10:.0f} KiB"
     return f"{num_bytes / GIB:,.1f} GiB" if num_bytes >= GIB else f"{num_bytes / MIB:.1f} MiB"
 
 
@@ -83,11 +86,11 @@ def _groups(root: Path) -> Iterator[tuple[int, int]]:
         "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     }
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc/self/cgroup").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return
     for line in lines:
-        _, resources, group = line.split(":", 2)
+        _, resources, group = (*line.split(":", 2), "", "")[:3]
         for resource in {"", "memory"} & set(resources.split(",")):
             folder, limit, used, prefix = names[resource]
             top = root / "sys/fs/cgroup" / folder
@@ -96,19 +99,22 @@ def _groups(root: Path) -> Iterator[tuple[int, int]]:
             for place in (x for x in (inner, *inner.parents) if x.is_relative_to(top)):
                 try:
                     # A group without a limit says "max", which is no number.
-                    bounds = [int((place / name).read_text()) for name in (limit, used)]
-                    statistics = _fields(place / "memory.stat")
+                    most, taken = (int((place / name).read_text()) for name in (limit, used))
                 except (OSError, ValueError):
                     continue
+                statistics = dict[str, int]()
+                with contextlib.suppress(OSError, ValueError):
+                    statistics = _fields(place / "memory.stat")
                 # Pages of files leave the memory when a program needs it.
                 files = (statistics.get(f"{prefix}{x}_file", 0) for x in ("active", "inactive"))
-                yield bounds[0], bounds[1] - sum(files)
+                if most >= 0:  # -1 is no limit
+                    yield most, taken - min(taken, sum(files))
 
 
 def _fields(file: Path) -> dict[str, int]:
     """Name -> number in a file with a name and a number on each line."""
     rows = (line.split() for line in file.read_text().splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1}
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
 
 
 def needs(program: Callable[..., Any], *args: Any) -> Needs | None:

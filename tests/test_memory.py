@@ -50,6 +50,11 @@ def group(version, folder, limit, used, files="inactive_file 0\n"):
     }
 
 
+def odd(*of_group):
+    """The files of a group of version 2 without its statistics."""
+    return {k: x for k, x in group(2, *of_group).items() if not k.endswith("memory.stat")}
+
+
 def inside(*lines):
     return {"proc/self/cgroup": "\n".join(["1:cpu:/", *lines]) + "\n"}
 
@@ -78,6 +83,12 @@ def inside(*lines):
         ),
         (inside("4:memory:/") | group(1, "", 9223372036854771712, MIB), 4 * MIB),
         (inside("3:cpuset:/a") | group(1, "/a", MIB, 0), 4 * MIB),  # another group's
+        # Odd files: without statistics, with odd ones, an empty line, and -1 for no limit.
+        (inside("0::/a") | odd("/a", 3 * MIB, MIB), 2 * MIB),
+        (inside("0::/a") | group(2, "/a", 3 * MIB, 2 * MIB, f"x y z\nactive_file {MIB}"), 2 * MIB),
+        (inside("", "0::/a") | group(2, "/a", 3 * MIB, MIB), 2 * MIB),
+        (inside("4:memory:/a") | group(1, "/a", -1, MIB), 4 * MIB),
+        (inside("0::/a") | group(2, "/a", 3 * MIB, MIB, f"active_file {9 * MIB}"), 3 * MIB),
     ],
 )
 def test_free_memory_is_what_the_machine_and_its_containers_leave(tmp_path, files, free):
@@ -197,6 +208,37 @@ def test_a_step_that_does_not_fit_is_refused_before_it_counts_and_the_advice_fit
     assert result.rows[-1]["steps_begun"] == 1
     # The control: what fits is not refused.
     loop.train(with_memory(monkeypatch, step_bytes(256) + 2**20), 0)
+
+
+def test_diagnostics_that_do_not_fit_are_refused_before_a_step_counts_and_before_the_config(
+    monkeypatch, tmp_path
+):
+    diagnosed = {"diagnostics__every": 1, "diagnostics__num_examples": 200}
+    built = with_memory(monkeypatch, step_bytes(256) + 2**12, **diagnosed)
+    with pytest.raises(InputError, match=r"^measuring the clipping bias with microbatch_size=256"):
+        loop.train(built, None, tmp_path)
+    assert not (tmp_path / "config.json").exists()
+    monkeypatch.setattr(memory, "free", lambda: 2**40)  # the control
+    assert loop.train(built, None, tmp_path).rows[-1]["steps_begun"] == 1
+
+
+def test_a_run_that_goes_on_is_told_to_free_memory_and_not_another_size(monkeypatch, tmp_path):
+    config = tiny_digits(num_steps=2, checkpoint__every=1)
+    with pytest.raises(loop.StoppedError):
+        loop.train(loop.build(config), None, tmp_path, should_stop=lambda: True)
+    begun = (tmp_path / "steps_begun").read_bytes()
+    monkeypatch.setattr(memory, "free", lambda: 2**10)
+    with pytest.raises(InputError, match="free some, because a run that goes on keeps its micro"):
+        loop.train(loop.build(config), None, tmp_path)
+    assert (tmp_path / "steps_begun").read_bytes() == begun
+    monkeypatch.setattr(memory, "free", lambda: 2**40)
+    loop.train(loop.build(config), None, tmp_path)
+
+
+def test_one_example_at_a_time_is_advised_where_it_just_fits(monkeypatch):
+    built = with_memory(monkeypatch, int(step_bytes(1) / 0.95), size=64)
+    with pytest.raises(InputError, match=r"--config\.microbatch_size=1 fits$"):
+        loop.train(built, 0)
 
 
 def test_a_single_example_that_does_not_fit_is_refused_with_another_remedy(monkeypatch):

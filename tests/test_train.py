@@ -188,6 +188,28 @@ def test_an_estimate_tells_the_fixed_part_of_a_step_from_that_of_its_examples(
     assert (alone < estimate.least / 5) == (of_round > 0.05)
 
 
+def test_places_behind_the_data_take_no_time_in_an_estimate(monkeypatch):
+    """With a public N of ten times the data, and one slow timing of the fixed part."""
+    config = tiny_digits(microbatch_size=16, num_examples=14370, expected_batch_size=256)
+    built, clock, calls = loop.build(config), 0.0, 0
+
+    def step(state, on_device, batch):
+        nonlocal clock, calls
+        calls += 1
+        clock += 0.2 * (10 if calls == 2 else 1) + 0.02 * loop.num_rounds(batch, 16, 1, True)
+        return state
+
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: clock)
+    num_drawn = round(256 * len(built.dataset.train.labels) / 14370)
+    batches = [sampling.pad(np.arange(num_drawn), built.plan.capacity, 3, t) for t in range(50)]
+    rounds = np.mean([loop.num_rounds(x, 16, 1, True) for x in batches])
+    assert num_drawn < 30 and rounds < 10
+    estimate = loop.estimate_seconds(dataclasses.replace(built, audited_step=step))
+    seconds = built.plan.training_steps * (0.2 + 0.02 * rounds)
+    assert estimate.least < seconds < estimate.most
+    assert estimate.most < built.plan.training_steps * (0.2 + 0.02 * 16)  # of a whole batch
+
+
 @pytest.mark.parametrize("method", ["dp_sgd", "non_private"])
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_the_rounds_of_a_batch_are_those_that_its_step_runs(method, num_devices):

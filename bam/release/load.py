@@ -295,14 +295,19 @@ def taken(description: JsonObject, is_mapped: bool) -> jax.ShapeDtypeStruct | No
 
 def _is_of_pixels(description: JsonObject) -> bool:
     """Whether a release that does not record it is of pixels: its files or constants say so."""
-    known = [x for name, x in DATASETS.items() if name != "breast_cancer"]  # its numbers are floats
-    constants = [np.float32(description[x]).tolist() for x in ("mean", "std")]
-    channels = len(constants[0])
-    return bool(description["preprocessing"]) or constants in [
-        [np.broadcast_to(np.float32(x), channels).tolist() for x in (entry.mean, entry.std)]
-        for entry in (*known, FOLDER)
-        if len(entry.mean) in (1, channels)
-    ]
+
+    def constants(mean: Any, std: Any) -> list[Any]:
+        pairs = np.broadcast_arrays(np.asarray(mean, np.float32), np.asarray(std, np.float32))
+        return np.broadcast_to(pairs, (2, len(description["mean"]))).tolist()
+
+    # The numbers of breast_cancer are floats.
+    entries = [x for name, x in DATASETS.items() if name != "breast_cancer"] + [FOLDER]
+    fitting = [x for x in entries if np.size(x.mean) in (1, len(description["mean"]))]
+    known = [constants(x.mean, x.std) for x in fitting]
+    return (
+        bool(description["preprocessing"])
+        or constants(description["mean"], description["std"]) in known
+    )
 
 
 def check_shapes(path: Path, params: PyTree, like: Shapes) -> None:

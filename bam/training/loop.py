@@ -124,7 +124,10 @@ def train(
         feed = Feed(trainer)
         if run.step < run.end:
             with waits.compiling(log, "the step"):
-                trainer.check_step(state, *feed.nothing())
+                trainer.check_step(state, *feed.nothing(), keeps_size=run.is_resumed)
+                if config.diagnostics.every:
+                    measured = diagnosed(trainer, feed)
+                    trainer.check_diagnostics(state, *measured, keeps_size=run.is_resumed)
         # From here on, another config is refused in this folder.
         files.begin()
         if run.is_resumed and run.step < run.end:
@@ -359,15 +362,17 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
     """
     plan, num_devices = trainer.plan, trainer.mesh.size if trainer.mesh else 1
     feed, state = Feed(trainer), trainer.init(0)
-    size, most = trainer.parts.microbatch_size, plan.expected_batch_size
+    size, num_rows = trainer.parts.microbatch_size, len(trainer.dataset.train.labels)
+    # With a public N, places behind the data are drawn, too, and compute nothing.
+    most = max(1, round(plan.expected_batch_size * num_rows / plan.num_examples))
 
     def timed(batch: PaddedBatch) -> float:
         nonlocal state
-        batch = batch.within(len(trainer.dataset.train.labels))
         train = feed.of(batch.indices, batch.mask)
         started = time.perf_counter()
         state = jax.block_until_ready(trainer.take_step(state, train, batch))
-        return time.perf_counter() - started
+        # All processes decide alike what is timed next.
+        return float(processes.from_first(np.float32(time.perf_counter() - started)))
 
     def in_order(num_rounds: int) -> PaddedBatch:
         rows = np.arange(plan.capacity)
@@ -378,7 +383,7 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
     whole = [sampling.pad(np.arange(most), plan.capacity, 0, step) for step in range(NUM_TIMED)]
     rounds = [num_rounds(batch, size, num_devices, plan.private) for batch in whole]
     timed(in_order(0))  # compiles
-    fixed, with_one = timed(in_order(0)), timed(in_order(1))
+    fixed, with_one = min(timed(in_order(0)) for _ in range(3)), timed(in_order(1))
     of_round = max(0.0, with_one - fixed)
     mean = sum(rounds) / len(rounds)
     if fixed + mean * of_round <= SHORT:
@@ -463,13 +468,20 @@ def not_private(trainer: Trainer, state: TrainState, feed: Feed) -> dict[str, fl
 
     The names are those of `trainer.diagnose` and `num_nonfinite`, after `not_private/`.
     """
-    num_examples = len(trainer.dataset.train.labels)
-    num = min(trainer.config.diagnostics.num_examples, num_examples)
-    # The same examples each time, so that the figures of a run are comparable over its steps.
-    rows = np.linspace(0, num_examples - 1, num).astype(np.int32)
-    figures = trainer.diagnose(state, feed.of(rows), rows)
+    figures = trainer.diagnose(state, *diagnosed(trainer, feed))
     labelled = {f"not_private/{k}": float(v) for k, v in figures.items()}
     return labelled | {"not_private/num_nonfinite": float(state.num_nonfinite)}
+
+
+def diagnosed(trainer: Trainer, feed: Feed) -> tuple[datasets.Split, np.ndarray]:
+    """The training examples of the diagnostics, and their row numbers.
+
+    They are the same each time, so that the figures of a run are comparable over its steps.
+    """
+    num_examples = len(trainer.dataset.train.labels)
+    num = min(trainer.config.diagnostics.num_examples, num_examples)
+    rows = np.linspace(0, num_examples - 1, num).astype(np.int32)
+    return feed.of(rows), rows
 
 
 def whole_model(state: TrainState) -> Params:

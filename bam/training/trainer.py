@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
@@ -36,7 +37,7 @@ with needs("train"):
     from ml_collections import ConfigDict
 
 Output = TypeVar("Output")
-STEP = "a step"
+STEP, BIAS = "a step", "measuring the clipping bias"
 SPARE = 0.9  # share of the free memory that an advised microbatch size may take
 
 
@@ -139,7 +140,7 @@ class Trainer:
     # donates the old state, so the memory need not hold two.
     step = compiled(steps.take, STEP, donate=(0,))
     means = compiled(steps.means, "measuring gradients")
-    diagnose = compiled(steps.diagnose, "measuring the clipping bias")
+    diagnose = compiled(steps.diagnose, BIAS)
 
     @functools.cached_property
     def evaluate(self) -> Callable[..., tuple[Array, Array, Array]]:
@@ -155,18 +156,35 @@ class Trainer:
         return {}
 
     def check_step(
-        self, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
+        self,
+        state: TrainState,
+        train: datasets.Split,
+        batch: sampling.PaddedBatch,
+        keeps_size: bool = False,
     ) -> None:
         """Compiles the step without taking it; InputError if it does not fit the memory."""
         if self.audited_step is None:
-            self.check_memory(steps.take, STEP, state, train, batch, donate=(0,))
+            args = state, train, batch
+            self.check_memory(steps.take, STEP, *args, donate=(0,), keeps_size=keeps_size)
+
+    def check_diagnostics(
+        self, state: TrainState, train: datasets.Split, rows: np.ndarray, keeps_size: bool = False
+    ) -> None:
+        """Compiles the diagnostics; InputError if they do not fit the memory."""
+        self.check_memory(steps.diagnose, BIAS, state, train, rows, keeps_size=keeps_size)
 
     def check_memory(
-        self, function: Callable[..., object], what: str, *args: PyTree, donate: tuple[int, ...]
+        self,
+        function: Callable[..., object],
+        what: str,
+        *args: PyTree,
+        donate: tuple[int, ...] = (),
+        keeps_size: bool = False,
     ) -> None:
         """InputError if a function of `Parts` does not fit; it names a `microbatch_size` that does.
 
         The arguments are those of `compiled`, and those of the function without the parts.
+        `keeps_size`: the run goes on, so its size cannot be changed, and none is looked for.
         """
 
         def needs(size: int) -> memory.Needs | None:
@@ -178,6 +196,10 @@ class Trainer:
             self.fitting[function] = size
             return
         problem = f"{what} with microbatch_size={size} {needed}"
+        if keeps_size:
+            raise InputError(
+                f"{problem}: free some, because a run that goes on keeps its microbatch_size"
+            )
         self.log(f"{problem}: looking for a size that fits …")
 
         def num_bytes_of(size: int) -> int:
@@ -187,6 +209,7 @@ class Trainer:
         # What is free varies, and the size should still fit when it is tried.
         most = int(SPARE * needed.free)
         fitting, least = memory.largest_size(num_bytes_of, size, needed.num_bytes, most)
+        fitting = fitting or int(least <= needed.free)
         if fitting:
             raise InputError(f"{problem}: --config.microbatch_size={fitting} fits")
         one = memory.in_words(needed.num_sharing * least)
