@@ -17,6 +17,7 @@ from bam.errors import InputError
 JsonObject: TypeAlias = dict[str, Any]
 JsonMapping: TypeAlias = Mapping[str, Any]
 
+LOCK = "lock"  # the file in a folder by which one process has it for itself
 DEEPEST = 50  # levels of nested lists and objects in a JSON file
 _DEEP = f"more than {DEEPEST} nested lists or objects"
 
@@ -230,11 +231,11 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 def lock(folder: Path) -> IO[str]:
     """Locks a folder until the returned file is closed; BlockingIOError if another process has it.
 
-    The file is `lock` in the folder.
+    The file is `LOCK` in the folder.
     """
     import fcntl  # here, because Windows lacks it and `import bam` must work there
 
-    path = folder / "lock"
+    path = folder / LOCK
     check_replaceable(path)  # opening a pipe would wait for a reader
     with contextlib.ExitStack() as on_error:
         file = on_error.enter_context(path.open("a"))
@@ -244,7 +245,7 @@ def lock(folder: Path) -> IO[str]:
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 on_error.pop_all()
                 return file
-    raise BlockingIOError(f"another process is training in {folder}")
+    raise BlockingIOError(f"another process is writing in {folder}: wait until it ends")
 
 
 def check_replaceable(path: Path) -> None:

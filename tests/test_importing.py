@@ -119,9 +119,60 @@ def test_what_is_imported_is_for_its_owner_alone_whatever_the_umask(
         name.with_suffix(".part").touch(mode=0o666)
         made(folder, out)
         assert name.stat().st_mode & 0o777 == 0o600
+        for file in out.iterdir():  # nor does a file that is not written again
+            file.chmod(0o644)
+        written = name.stat().st_mtime_ns
+        made(folder, out)
+        assert name.stat().st_mtime_ns == written
+        assert {x.stat().st_mode & 0o777 for x in out.iterdir()} == {0o600}
     finally:
         os.umask(before)
     assert (tmp_path / "plain").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_two_imports_at_once_into_one_folder_put_no_image_twice_into_training(folder, tmp_path):
+    out, other = tmp_path / "out", OPTIONS._replace(test_share=0.5)
+
+    def second(num_written, num):
+        refused("another process is writing in .*out", made, folder, out, kind=BlockingIOError)
+        refused("choose another --out", made, folder, out, other, kind=DataError)
+
+    made(folder, out, on_shard=second)
+    expected = contents(out)
+    made(folder, out)  # the control: one after the other
+    assert contents(out) == expected
+    empty = tmp_path / "empty"  # both began when nothing was written
+    on_checked = lambda: made(folder, empty, other)  # noqa: E731
+    message = "imported from other files or with other options"
+    refused(message, made, folder, empty, on_checked=on_checked, kind=DataError)
+    assert importing.read_manifest(empty)["num_examples"]["test"] > 10
+
+
+def test_a_file_that_the_manifest_does_not_list_is_not_trained_on(folder, tmp_path):
+    out = tmp_path / "out"
+    made(folder, out)
+    (out / "train-draft.csv").touch()  # the control
+    num_rows = len(parquet.read(out)[0].labels)
+    for name in ("train.parquet", "test.parquet", "train-00001-of-00002.parquet"):
+        (out / name).write_bytes((out / "test-00000-of-00001.parquet").read_bytes())
+        message = f"{name} is not in manifest.json: remove it, or import again"
+        refused(message, parquet.read, out, kind=DataError)
+        (out / name).unlink()
+    assert len(parquet.read(out)[0].labels) == num_rows
+
+
+def test_a_record_that_a_killed_import_began_is_no_other_file(folder, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "import.json.71.72.partial").write_text("{")
+    made(folder, out)
+    made(folder, tmp_path / "control")
+    assert contents(out) == contents(tmp_path / "control")
+    for name in ("notes.txt", "import.json.partial.txt"):
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / name).touch()
+        refused("holds other files", made, folder, tmp_path / "other", kind=DataError)
+        (tmp_path / "other" / name).unlink()
 
 
 @pytest.mark.parametrize("change", [lambda x: b"", lambda x: x[:-1], lambda x: b"\0" * len(x)])

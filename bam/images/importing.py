@@ -30,6 +30,7 @@ with needs("data"):
     import pyarrow.parquet as pq
 
 SHARD = 512  # examples in a file
+JOURNAL = "import.json"  # the files that are written already
 # Keys of a file in import.json.
 RECORD = {"sha256", "num_rows", "left_out", "lost", "numbers", "unoriented"}
 PRIVATE = 0o600  # permissions of each file
@@ -83,24 +84,61 @@ def run(
       DataError: for a label that is not a class, a user in both splits, a split without images, a
         damaged file if `strict`, and an `out` that holds other files. None of the files of this
         import are left in `out` then.
+      BlockingIOError: if another process imports to `out`.
     """
     options.preprocessing.check()
     check(examples, options)
     shards = _shards(examples, options)
     identity = _identity(folder, examples, options)
-    journal = out / "import.json"
-    recorded = files.read_json(journal) if journal.is_file() else {}
-    if out.exists() and any(out.iterdir()) and recorded.get("identity") != identity:
-        raise DataError(
-            f"{out} was imported from other files or with other options: choose another --out"
-            if recorded
-            else f"{out} holds other files: choose another --out"
-        )
+    _recorded(out, identity)
     num_animated = pixels.check_ranges([folder / x.file for x in examples], options.preprocessing)
     on_checked()
     # It holds pixels, labels and ids. A folder that was there may be open to others.
     files.make_folder(out, mode=0o700)
     out.chmod(0o700)
+    with files.lock(out):
+        written = _written(folder, shards, out, identity, options, num_workers, on_shard)
+        result = _manifest(examples, options, written, num_animated)
+        # Before the last write, which forces the names in the folder to the disk. From now on the
+        # journal refuses other imports, and an equal one writes equal bytes.
+        (out / files.LOCK).unlink(missing_ok=True)
+        files.write_json(out / MANIFEST, result, PRIVATE)
+    return result
+
+
+def _recorded(out: Path, identity: str) -> JsonObject:
+    """The record of the same import in `out`, {} without one; DataError for any other content."""
+    journal = out / JOURNAL
+    record = files.read_json(journal) if journal.is_file() else {}
+    # A killed import may leave, besides, its lock and a journal that it had begun to write.
+    ours = (files.LOCK, f"{JOURNAL}.*.partial")
+    others = [x for x in (out.iterdir() if out.exists() else ()) if not any(map(x.match, ours))]
+    if others and record.get("identity") != identity:
+        raise DataError(
+            f"{out} was imported from other files or with other options: choose another --out"
+            if record
+            else f"{out} holds other files: choose another --out"
+        )
+    return record
+
+
+def _written(
+    folder: Path,
+    shards: dict[str, list[Example]],
+    out: Path,
+    identity: str,
+    options: Options,
+    num_workers: int,
+    on_shard: Callable[[int, int], None],
+) -> dict[str, JsonObject]:
+    """Writes the shards into the locked folder `out`; returns the `RECORD` of each."""
+    journal = out / JOURNAL
+    recorded = _recorded(out, identity)  # again, because another import may have ended meanwhile
+    for partial in out.glob(f"{JOURNAL}.*.partial"):
+        partial.unlink()
+    for name in (*shards, MANIFEST):  # a file that stays may be open to others, too
+        if (out / name).is_file():
+            (out / name).chmod(PRIVATE)
     # A file is written again if an older bam recorded fewer keys of it.
     is_complete = lambda name, x: x.keys() >= RECORD and _has(out / name, x["sha256"])  # noqa: E731
     written = {name: x for name, x in recorded.get("files", {}).items() if is_complete(name, x)}
@@ -117,8 +155,7 @@ def run(
                 record = {"identity": identity, "files": dict(sorted(written.items()))}
                 files.write_json(journal, record, PRIVATE)
                 on_shard(len(written), len(shards))
-            num_rows = [(name.partition("-")[0], x["num_rows"]) for name, x in written.items()]
-            counts = {split: sum(n for s, n in num_rows if s == split) for split in SPLITS}
+            counts = _num_rows(written)
             if empty := [split for split in SPLITS if not counts[split]]:
                 first = sorted(x for y in written.values() for x in y["left_out"].items())[:1]
                 why = "".join(f"; {file} ({text.rpartition(': ')[2]})" for file, text in first)
@@ -126,17 +163,30 @@ def run(
         except BaseException as error:
             pool.shutdown(cancel_futures=True)
             if isinstance(error, DataError):
-                for name in (*shards, journal.name):
+                for name in (*shards, journal.name, files.LOCK):
                     (out / name).unlink(missing_ok=True)
                 if not os.listdir(out):
                     out.rmdir()
             raise
+    return written
+
+
+def _num_rows(written: dict[str, JsonObject]) -> dict[str, int]:
+    """The number of rows in the files of each split."""
+    num_rows = [(name.partition("-")[0], x["num_rows"]) for name, x in written.items()]
+    return {split: sum(n for s, n in num_rows if s == split) for split in SPLITS}
+
+
+def _manifest(
+    examples: Sequence[Example], options: Options, written: dict[str, JsonObject], num_animated: int
+) -> JsonObject:
+    """The content of `manifest.json` for files with these records."""
     numbers = [x for record in written.values() for x in record["numbers"]]
-    result: JsonObject = {
+    return {
         "classes": list(options.classes),
         "shape": list(options.preprocessing.shape),
         "preprocessing": options.preprocessing.as_json(),
-        "num_examples": counts,
+        "num_examples": _num_rows(written),
         "ids": "user" if examples[0].user else "",
         "num_users": len(
             {x.user for x in examples if split_of(x, options.test_share) == "train"} - {""}
@@ -148,8 +198,6 @@ def run(
         "left_out": dict(sorted(x for y in written.values() for x in y["left_out"].items())),
         "files": {name: written[name]["sha256"] for name in sorted(written)},
     }
-    files.write_json(out / MANIFEST, result, PRIVATE)
-    return result
 
 
 def without_other_dicom(

@@ -14,6 +14,7 @@ from jaxtyping import Int64
 
 from bam.core.user_table import checked_id
 from bam.data.common import (
+    MANIFEST,
     DataError,
     Split,
     Stays,
@@ -62,9 +63,11 @@ def read(
         `StoredImages` that decode rows when they are read.
 
     Raises:
-      DataError: for a missing split or column, for a damaged file, image or label, with file and
+      DataError: for a missing split or column, for a file of a split that the manifest of an import
+        does not list, for a damaged file, image or label, with file and
         row, and for a number of classes that is missing or not that of the metadata.
     """
+    _check_listed(path)
     train, test = (_Files(_paths(path, split)) for split in ("train", "test"))
     in_metadata = _num_classes(train.schema)
     if in_metadata and num_classes and in_metadata != num_classes:
@@ -292,6 +295,22 @@ def _paths(folder: Path, split: str) -> list[Path]:
         num = f"{len(shards)} {split} shard{'s' * (len(shards) > 1)}"
         raise DataError(f"{folder}: has {num}, not as many as {shards[0].name} says")
     return shards
+
+
+def _check_listed(folder: Path) -> None:
+    """DataError for a file of a split that the manifest of an imported folder does not list.
+
+    A file of another import may hold the same images once more.
+    """
+    listed = manifest(folder).get("files")
+    if isinstance(listed, dict):
+        present = {x.name for x in folder.glob("*.parquet")}
+        others = {x for x in present if re.match(r"(train|test)[.-]", x)}.difference(listed)
+        if others:
+            raise DataError(
+                f"{folder / min(others)} is not in {MANIFEST}: remove it, or import again into "
+                "another folder"
+            )
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
