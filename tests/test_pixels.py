@@ -773,6 +773,17 @@ TYPES = {  # tags of a DICOM file -> what it is, if it is no plain scan
     "burnt in": ({"BurnedInAnnotation": "YES"}, pixels.BURNT_IN),
     "burnt into a capture": ({"BurnedInAnnotation": "YES", "SOPClassUID": SC}, pixels.BURNT_IN),
     "segmentation": ({"SOPClassUID": uid.SegmentationStorage}, "segmentations"),
+    "screening": ({"ImageType": ["ORIGINAL", "PRIMARY", "SCREENING"]}, ""),
+    "no localizer": ({"ImageType": ["ORIGINAL", "PRIMARY", "NONLOCALIZER"]}, ""),
+    "scout": ({"ImageType": ["ORIGINAL", "PRIMARY", "SCOUT"]}, "localizers"),
+    "topogram by name": ({"ImageType": ["ORIGINAL", "PRIMARY", "TOPOGRAM"]}, "localizers"),
+    "CT": ({"Modality": "CT"}, ""),
+    "segments": ({"Modality": "SEG"}, "segmentations"),
+    **{x: ({"Modality": x}, "reports, plans and doses") for x in pixels._NO_SCANS},
+    "burnt in, of two": ({"BurnedInAnnotation": ["NO", "YES"]}, pixels.BURNT_IN),
+    "burnt in, otherwise": ({"BurnedInAnnotation": "TRUE"}, pixels.BURNT_IN),
+    "no letters, twice": ({"BurnedInAnnotation": ["NO", "NO"]}, ""),
+    "no word on letters": ({"BurnedInAnnotation": ""}, ""),
 }
 
 
@@ -782,6 +793,15 @@ def test_a_dicom_file_that_is_no_plain_scan_says_so(tmp_path, kind):
     file = tmp_path / "IM0001"  # without a suffix
     file.write_bytes(dicom(full(9), **tags))
     assert pixels.dicom_type(file) == expected
+
+
+@pytest.mark.parametrize("kind", [SC, uid.CTImageStorage])
+def test_a_dicom_file_without_a_sop_class_has_that_of_its_meta_information(tmp_path, kind):
+    data = pydicom.dcmread(io.BytesIO(dicom(full(9))))
+    del data.SOPClassUID
+    data.file_meta.MediaStorageSOPClassUID = kind
+    data.save_as(tmp_path / "x.dcm")
+    assert pixels.dicom_type(tmp_path / "x.dcm") == ("secondary captures" if kind == SC else "")
 
 
 def test_what_is_no_dicom_or_cannot_be_read_has_no_type(tmp_path):

@@ -49,7 +49,10 @@ DICOM_SUFFIXES = (".dcm", ".dicom", ".ima")
 BURNT_IN = "pictures with burnt-in annotation"
 _SECONDARY = "1.2.840.10008.5.1.4.1.1.7"  # SOP classes of DICOM, also with more numbers behind
 _SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66"
-_TYPES = ["ImageType", "SOPClassUID", "ConversionType", "BurnedInAnnotation"]
+_TYPES = ["ImageType", "SOPClassUID", "ConversionType", "BurnedInAnnotation", "Modality"]
+_LOCALIZERS = {"LOCALIZER", "SCOUT", "TOPOGRAM"}  # values of ImageType
+_DRAWN = {"WSD", "SD", "DRW", "SYN"}  # of ConversionType: from a workstation, drawn, scanned
+_NO_SCANS = {"RTDOSE", "RTSTRUCT", "RTPLAN", "SR", "PR"}  # of Modality
 TURNS = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF's orientation -> Pillow's transpose
 
 decoding_room = {"free": DECODING}
@@ -249,16 +252,40 @@ def dicom_type(file: Path) -> str:
     with contextlib.suppress(DataError, OSError):
         if not file.is_file() or not _is_dicom(_head(file), file.name):
             return ""
-        kind, sop, conversion, burnt_in = (x.upper() for x in dicom_tags(file, _TYPES))
-        if burnt_in == "YES":
+        kinds, sops, conversion, burnt_in, modality = _values(file, _TYPES)
+        if set(burnt_in) - {"NO"}:
             return BURNT_IN
-        if "LOCALIZER" in kind:
+        if _LOCALIZERS.intersection(kinds):
             return "localizers"
-        is_screen = "SCREEN" in kind or conversion in ("WSD", "SD", "DRW", "SYN")
-        if is_screen or f"{sop}.".startswith(f"{_SECONDARY}."):
+        is_of = lambda uid: any(f"{x}.".startswith(f"{uid}.") for x in sops)  # noqa: E731
+        words = {word for x in kinds for word in re.split(r"\W|_", x)}
+        if "SCREEN" in words or _DRAWN.intersection(conversion) or is_of(_SECONDARY):
             return "secondary captures"
-        return "segmentations" if f"{sop}.".startswith(f"{_SEGMENTATION}.") else ""
+        if "SEG" in modality or is_of(_SEGMENTATION):
+            return "segmentations"
+        return "reports, plans and doses" if _NO_SCANS.intersection(modality) else ""
     return ""
+
+
+def _values(file: Path, names: Sequence[str]) -> list[list[str]]:
+    """The values of these tags of a DICOM file in upper case, [] for an empty or missing one.
+
+    A missing SOP class is that of the file's meta information.
+    """
+    with _one_line(file), file.open("rb") as stream:
+        header = _dicom_header(stream, list(names))
+    values = {name: header.get(name) for name in names}
+    values["SOPClassUID"] = values["SOPClassUID"] or header.file_meta.get("MediaStorageSOPClassUID")
+    return [_texts(x) for x in values.values()]
+
+
+def _texts(value: Any) -> list[str]:
+    """The values of a tag, also of one whose type is unknown and which is bytes, as texts."""
+    if isinstance(value, bytes):
+        value = value.decode("ascii", "replace")
+    one = value is None or isinstance(value, str)
+    texts = (value or "").split("\\") if one else [str(x) for x in np.atleast_1d(value)]
+    return [y for x in texts if (y := x.strip(" \0\t").upper())]
 
 
 def _head(file: Path) -> bytes:
