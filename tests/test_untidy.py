@@ -162,6 +162,19 @@ FOLDERS = {
         "!imagesTr and labelsTr may be images and their masks", ""),
     "persons called like masks": ("A/gt12/1.png A/gt12/2.png B/label/1.png B/2.png B/3.png", {},
         "A 2, B 2", "ignored: 1 mask, as B/label/1.png"),
+    "persons named, called like masks": ("A/GT/1.png A/label1/2.png B/gt/1.png B/x/2.png "
+        "B/x/masks/3.png", {"users": "folder"}, "A:GT 1, A:label1 1, B:gt 1, B:x 1",
+        "ignored: 1 mask, as B/x"),
+    "masks of scans with their words": ("A/sub-1_acq-seg_T1w.nii A/sub-1_desc-brain_mask.nii "
+        "A/sub-2_T1w.nii B/sub-1_ses-GT_T1w.nii B/sub-1_ses-GT_seg.nii B/sub-2_T1w.nii", {},
+        "A 2, B 2", "ignored: 2 masks, as A/sub-1_desc"),
+    "scans called like masks": ("A/sub-01.nii A/sub-GT.nii B/sub-1_ses-1.nii B/sub-1_ses-GT.nii "
+        "B/sub-1_ses-1_seg.nii B/sub-1_desc-seg.nii", {}, "A 2, B 2",
+        "ignored: 2 masks, as B/sub-1_desc-seg"),
+    "masks as pictures": ("A/images_png/1.png A/masks_png/1.png A/images_png/2.png B/1.png "
+        "B/2.png", {}, "A 2, B 2", "ignored: 1 mask, as A/masks_png/1"),
+    "a link that is called like masks": (TWO + "A/masks>p A/p/3.png", {}, "A 3, B 2",
+        "1 subfolder"),
     "classes below persons": ("p1/A/1.png p1/B/1.png p2/A/1.png p2/B/1.png", {}, "p1 2, p2 2",
         "classes p1, p2 .*If they are the classes, move them up one level"),
     "splits in classes": ("A/train/1.png A/test/1.png B/train/1.png B/test/1.png", {},
@@ -245,7 +258,7 @@ def test_each_folder_is_walked_once_however_many_links_lead_to_it(tmp_path, monk
     monkeypatch.setattr(Path, "iterdir", lambda path: walked.append(path) or iterdir(path))
     assert counts(listing.in_class_folders(top, log=lines.append).examples) == "A 14, B 2"
     assert len(walked) == 3 + len(names)
-    assert "links in circles" in lines[0] and "links to folders that are read else" in lines[0]
+    assert "132 links to folders that are read elsewhere" in lines[0]
 
 
 @pytest.mark.parametrize(

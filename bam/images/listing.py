@@ -109,7 +109,8 @@ def in_class_folders(
     depth = 2 if any(split_name(x[0]) for x in below) else 1
     images, unused = all_images, Counts()
     if not use_masks:
-        of_masks = masks.folders(folder, [_names(folder, x.parent) for x in images], depth, named)
+        places = [_names(folder, x.parent) for x in images]
+        of_masks = masks.folders(folder, places, depth, named, users == "folder")
         below = [x for x in below if not masks.is_inside(x, of_masks)]
         images = _without_masks(folder, images, of_masks, unused, ignored)
     _check_level(folder, images, below)
@@ -453,7 +454,7 @@ def _masks(
     """Those of the images that are named as the mask of another, or lie in folders `of_masks`."""
     stems = [(x, _stem(x), suffix_of(x.name)) for x in images if x.is_file()]
     inside = {x for x in images if masks.is_inside(_names(folder, x.parent), of_masks)}
-    return masks.beside_images(stems) | inside
+    return masks.beside_images(stems).keys() | inside
 
 
 def _without_masks(
@@ -609,13 +610,21 @@ def tree(folder: Path) -> Tree:
     listed = Tree([], [], Counts(), {})
     top = Path(os.path.realpath(folder))
     walked = {str(x): folder for x in (top, *top.parents)}
+    # Links are walked last, because a folder has its own name, not that of a link to it.
+    start, links = folder, collections.deque[Path]()
     # A stack of open folders, because recursion ends some thousand folders deep.
     stack = [iter([folder])]
-    while stack:
+    while stack or links:
+        if not stack:
+            start = links.popleft()
+            stack = [iter([start])]
         for path in stack[-1]:
             if path != folder and _is_junk(path.name):
                 listed.ignored["hidden or of the system"] += 1
             elif os.path.isdir(path):
+                if path != start and path.is_symlink():
+                    links.append(path)
+                    continue
                 real = os.path.realpath(path)
                 if path != folder and real in walked:
                     if path.is_relative_to(walked[real]):
@@ -638,6 +647,8 @@ def tree(folder: Path) -> Tree:
                 listed.ignored[suffix_of(path.name)] += 1
         else:
             stack.pop()
+    listed.images.sort()
+    listed.folders.sort()
     return listed
 
 

@@ -1,5 +1,6 @@
 """Tells masks, which lie beside images and are none, by the names of files and folders."""
 
+import collections
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -15,8 +16,12 @@ DERIVATIVES = "derivatives"  # BIDS: what was computed from the scans, masks and
 _GT = r"gts?"
 # A whole word of a file's name: letters and digits before or behind it make another word.
 _IN_FILE = re.compile(rf"(?<![^\W_])(?:{_WORDS}|{_GT})(?=(?:[\W_]?\d+)?(?![^\W_]))")
-# A number may follow, but not "gt", which with a number may be a person's code.
-_FOLDER = re.compile(rf"(.*[\W_])?(?:{_GT}|(?:{_WORDS}|{DERIVATIVES})(?:[\W_]?v?\d+)?)", re.S)
+# A number may follow, but not "gt", which with a number may be a person's code; and a format.
+_FOLDER = re.compile(
+    rf"(.*[\W_])?(?:{_GT}|(?:{_WORDS}|{DERIVATIVES})(?:[\W_]?v?\d+)?)"
+    r"(?:[\W_](?:png|jpe?g|tiff?|bmp|gif|nii))?",
+    re.S,
+)
 _IMAGES = {
     "image", "images", "img", "imgs", "imagestr", "imagests", "jpegimages", "original",
     "originals", "photos", "photographs", "pictures", "scans",
@@ -24,8 +29,8 @@ _IMAGES = {
 _VOLUMES = (".nii", ".nii.gz")
 
 
-def beside_images(images: Sequence[tuple[Path, str, str]]) -> set[Path]:
-    """The files that are named as masks of an image in the same folder.
+def beside_images(images: Sequence[tuple[Path, str, str]]) -> dict[Path, list[list[Path]]]:
+    """Each file that is named as a mask of images in the same folder, and lists of these images.
 
     An image `x` may have the masks `x_mask`, `x_seg_2` or `mask_x`, and `image_x` the mask
     `mask_x`. Volumes of one person share a beginning, so `sub-01_seg` and `sub-01_desc-brain_mask`
@@ -36,20 +41,42 @@ def beside_images(images: Sequence[tuple[Path, str, str]]) -> set[Path]:
         file.
     """
     files = [(path, str(path.parent), stem, suffix in _VOLUMES) for path, stem, suffix in images]
-    names = {(place, _plain(stem)) for _, place, stem, _ in files}
-    beginnings = {
-        (place, "_".join(words[:num]))
-        for _, place, stem, is_volume in files
-        if is_volume and not _IN_FILE.search(stem)
-        for words in [_plain(stem).split("_")]
-        for num in range(1, len(words) + 1)
-    }
-    return {
-        path
-        for path, place, stem, is_volume in files
-        if any((place, name) in names for name in _image_names(stem))
-        or (is_volume and any((place, x) in beginnings for x in _persons(stem)))
-    }
+    names = collections.defaultdict[tuple[str, str], list[Path]](list)
+    beginnings = collections.defaultdict[tuple[str, str], list[Path]](list)
+    for path, place, stem, is_volume in files:
+        names[place, _plain(stem)].append(path)
+        if is_volume and not any(_ends_name(stem, word) for word in _IN_FILE.finditer(stem)):
+            for beginning in _beginnings(stem):
+                beginnings[place, beginning].append(path)
+    masks = dict[Path, list[list[Path]]]()
+    for path, place, stem, is_volume in files:
+        of_images = [names.get((place, x), []) for x in _image_names(stem)]
+        if is_volume:
+            of_images += [beginnings.get((place, x), []) for x in _persons(stem)]
+        if any(of_images):
+            masks[path] = of_images
+    return masks
+
+
+def has_word(stem: str) -> bool:
+    """Whether a file's name, without its suffix and in lower case, has a word for masks."""
+    return _IN_FILE.search(stem) is not None
+
+
+def _ends_name(stem: str, word: re.Match[str]) -> bool:
+    """Whether a word of a name is its last, possibly with a number behind."""
+    return re.fullmatch(r"(?:[\W_]?\d+)?", stem[word.end() :]) is not None
+
+
+def _is_bids(stem: str) -> bool:
+    """Whether a name is of keys with values, `sub-01_ses-2_T1w`."""
+    return stem.startswith("sub-")
+
+
+def _beginnings(stem: str) -> list[str]:
+    """The beginnings of a name at whole words; in BIDS never a key without its value."""
+    words = stem.split("_") if _is_bids(stem) else _plain(stem).split("_")
+    return [_plain("_".join(words[:num])) for num in range(1, len(words) + 1)]
 
 
 def _image_names(stem: str) -> Iterator[str]:
@@ -64,9 +91,11 @@ def _image_names(stem: str) -> Iterator[str]:
 def _persons(stem: str) -> Iterator[str]:
     """The beginnings that a mask's name may share with a volume of the same person."""
     for word in _IN_FILE.finditer(stem):
-        if re.fullmatch(r"(?:[\W_]?\d+)?", stem[word.end() :]):
+        if _ends_name(stem, word):
             subject = re.match(r"sub-[^_]+(?:_ses-[^_]+)?", stem)  # as BIDS names files
-            names = [stem[: word.start()], subject[0] if subject else ""]
+            before = stem[: word.start()]
+            is_value = _is_bids(stem) and before.endswith("-")  # as of the person `sub-gt`
+            names = ["" if is_value else before, subject[0] if subject else ""]
             yield from filter(None, map(_plain, names))
 
 
@@ -82,7 +111,11 @@ def is_folder(name: str, only: bool = False) -> bool:
 
 
 def folders(
-    folder: Path, images: Sequence[tuple[str, ...]], depth: int, named: Collection[str]
+    folder: Path,
+    images: Sequence[tuple[str, ...]],
+    depth: int,
+    named: Collection[str],
+    users: bool = False,
 ) -> set[tuple[str, ...]]:
     """Folders of masks, each by the names of the folders from `folder` to it.
 
@@ -94,11 +127,13 @@ def folders(
       images: for each image the names of the folders above it.
       depth: the number of names down to the class.
       named: names that are of classes, because the user said so.
+      users: whether the folders below the classes are users, whatever they are called.
 
     Raises:
       DataError: for a class that may be a folder of masks.
     """
     candidates = {x[: i + 1] for x in set(images) for i, name in enumerate(x) if is_folder(name)}
+    candidates = {x for x in candidates if not (users and len(x) == depth + 1)}
     is_sure = lambda x: len(x) != depth or x[-1].casefold() == DERIVATIVES  # noqa: E731
     result = {x for x in candidates if is_sure(x) and x[-1] not in named}
     for place in sorted(x for x in candidates - result if x[-1] not in named):
