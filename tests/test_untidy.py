@@ -123,7 +123,22 @@ FOLDERS = {
     "masks by a word in front": ("A/mask_1.png A/image_1.png A/1_gt.png A/1.png B/img_1.png "
         "B/label-1.png B/case_label_07.png B/case_07.png", {}, "A 2, B 2", "ignored: 4 masks"),
     "names that end like a mask's": (TWO + "A/3_mask.png A/label.png A/4_mask_1.png A/unmask.png "
-        "B/1_masked.png B/segment.png B/2gt.png B/mask_4.png", {}, "A 6, B 6", ""),
+        "B/1_masked.png B/segment.png B/2gt.png B/mask_4.png", {}, "A 6, B 6",
+        "NOT PRIVATE: 4 images are called like masks, as A/3_mask.png, but not beside an image"),
+    "masks of images in another folder": ("X_Input/1.png X_Input/2.png X_GroundTruth/1_segmentation.png "
+        "X_GroundTruth/2_segmentation.png", {}, "!all images of class X_GroundTruth are called like "
+        "masks, as X_GroundTruth/1_s.*If they are classes, add --classes=X_GroundTruth,X_Input$", ""),
+    "masks in another folder, as a class": ("X/1.png X/2.png Y/1_segmentation.png Y/2_mask.png",
+        {"named": ["X", "Y"]}, "X 2, Y 2", "NOT PRIVATE: 2 images are called like masks, as Y/1_s"),
+    "masks in another folder, as images": ("X/1.png X/2.png Y/1_segmentation.png Y/2_mask.png",
+        {"use_masks": True}, "X 2, Y 2", ""),
+    "one image more": ("X/1.png X/2.png Y/1_segmentation.png Y/2_mask.png Y/3.png", {},
+        "X 2, Y 3", "NOT PRIVATE: 2 images are called"),
+    "masks of images of other names": ("A/volume-0.nii A/segmentation-0.nii B/1.nii B/2.nii", {},
+        "A 2, B 2", "NOT PRIVATE: 1 image is called like masks, as A/segmentation-0.nii"),
+    "words for masks in all names": ("with_mask/with_mask_1.png with_mask/with_mask_2.png "
+        "without_mask/no_mask_1.png without_mask/no_mask_2.png", {},
+        "with_mask 2, without_mask 2", "NOT PRIVATE: 4 images are called like masks"),
     "volumes of one person": ("A/s_T1w.nii.gz A/s_seg.nii.gz A/sub-1.nii.gz A/sub-1_seg.nii.gz "
         "B/BraTS_1_flair.nii B/BraTS_1_t1.nii B/BraTS_1_seg.nii B/BraTS_2_seg.nii", {},
         "A 2, B 3", "ignored: 3 masks"),
@@ -208,7 +223,7 @@ MASK_ROWS = {
         "images/1.png images/2.png masks/1.png masks/2.png", {}, "images 2",
         "2 rows left out for naming masks, as row 4: masks/1.png"),
     "masks without images": ("a/1_mask.png masks/1.png", "a/1_mask.png masks/1.png", {},
-        "a 1, masks 1", ""),
+        "a 1, masks 1", "NOT PRIVATE: 1 image is called like masks, as a/1_mask.png"),
     "masks of images in no row": ("a/1.png a/1_mask.png", "a/1_mask.png", {},
         "!each row names a mask, as row 2: a/1_mask.png: add --masks", ""),
 }  # fmt: skip
@@ -229,6 +244,41 @@ def test_rows_that_name_masks_are_left_out_and_counted(tmp_path, kind):
     assert listed.num_images == len(listed.examples) + sum(listed.unused.values())
     lines = [x for x in lines if "without a row in the table" not in x]
     assert re.search(printed, "\n".join(lines)) if printed else not lines
+
+
+PERSONS_OF_MASKS = {  # rows "file=user" -> those that are left out, or "!" and the error
+    "one person": ("A/1.png=p A/1_mask.png=p B/1.png=q", "A/1_mask.png"),
+    "two persons": ("A/1.png=p A/1_mask.png=q B/1.png=r",
+        "!row 3: A/1_mask.png is called like a mask of row 2: A/1.png, which is of another user: "
+        "add --masks to import it, or remove the row$"),
+    "the image in no row": ("A/1_mask.png=q B/1.png=r", "A/1_mask.png"),
+    "several images": ("B/s-1_a.nii=p B/s-1_b.nii=q B/s-1_seg.nii=q A/1.png=r", "B/s-1_seg.nii"),
+    "several images of others": ("B/s-1_a.nii=p B/s-1_b.nii=p B/s-1_seg.nii=q A/1.png=r",
+        "!row 4: B/s-1_seg.nii is called like a mask of row 2: B/s-1_a.nii"),
+    "folders of one person": ("images/1.png=p masks/7.png=p B/1.png=q", "masks/7.png"),
+    "folders of two persons": ("images/1.png=p masks/1.png=q B/1.png=r",
+        "!row 3: masks/1.png is called like a mask of row 2: images/1.png, which is of another"),
+    "a folder of images in no row": ("masks/1.png=q B/1.png=r", "masks/1.png"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PERSONS_OF_MASKS)
+def test_no_image_is_left_out_for_an_image_of_another_person(tmp_path, kind):
+    named, expected = PERSONS_OF_MASKS[kind]
+    spec = TWO + "A/1_mask.png images/1.png masks/1.png masks/7.png B/s-1_a.nii B/s-1_b.nii "
+    top, table = tree(tmp_path / "x", spec + "B/s-1_seg.nii"), tmp_path / "t.csv"
+    pairs = [x.split("=") for x in named.split()]
+    table.write_text("\n".join(["file,label,user", *(f"{x},0,{y}" for x, y in pairs)]))
+    columns = {"file": "file", "label": "label", "user": "user"}
+    read = lambda **more: listing.in_table(top, table, columns, **more).examples  # noqa: E731
+    if expected.startswith("!"):
+        refused(expected[1:], read, kind=DataError)
+    else:
+        assert [x for x, _ in pairs if x != expected] == [x.file for x in read()]
+    assert len(read(use_masks=True)) == len(pairs)
+    del columns["user"]  # the control: each image is protected on its own
+    if len(pairs) > 2:
+        assert len(read()) == len(pairs) - 1
 
 
 def test_a_folder_of_any_depth_is_read(tmp_path):

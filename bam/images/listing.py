@@ -144,6 +144,8 @@ def in_class_folders(
         examples.append(Example(name, above[depth - 1], user, side, written=written))
     if also := _in_words(ignored):
         log(f"ignored: {also}")
+    if not use_masks:
+        _check_words(folder, examples, named, log)
     classes = [x for x in below if len(x) >= depth and (depth == 1 or split_name(x[0]))]
     labels = sorted({x[depth - 1] for x in classes})
     least = 1 if split == "test" else 2
@@ -448,13 +450,9 @@ def _check_classes(
         log(f"unusual class names: {files.listed(odd)}. Images of each class: {counts}")
 
 
-def _masks(
-    folder: Path, images: Sequence[Path], of_masks: Collection[tuple[str, ...]]
-) -> set[Path]:
-    """Those of the images that are named as the mask of another, or lie in folders `of_masks`."""
-    stems = [(x, _stem(x), suffix_of(x.name)) for x in images if x.is_file()]
-    inside = {x for x in images if masks.is_inside(_names(folder, x.parent), of_masks)}
-    return masks.beside_images(stems).keys() | inside
+def _masks(images: Sequence[Path]) -> dict[Path, list[list[Path]]]:
+    """Those of the images that are named as masks of others, as `masks.beside_images` says."""
+    return masks.beside_images([(x, _stem(x), suffix_of(x.name)) for x in images if x.is_file()])
 
 
 def _without_masks(
@@ -465,7 +463,8 @@ def _without_masks(
     ignored: Counts,
 ) -> list[Path]:
     """Images without masks, which are counted."""
-    if excluded := _masks(folder, images, of_masks):
+    inside = {x for x in images if masks.is_inside(_names(folder, x.parent), of_masks)}
+    if excluded := _masks(images).keys() | inside:
         unused["masks"] = len(excluded)
         first = rows.printable(str(min(excluded).relative_to(folder)))
         kind = f"mask{'s' * (len(excluded) > 1)}"
@@ -481,20 +480,91 @@ def _rows_without_masks(
     unused: Counts,
     log: rows.Log,
 ) -> list[Example]:
-    """Examples without masks of the folder's images, which are counted; DataError if none is left.
+    """Examples without masks of the folder's images, which are counted.
 
-    Here a folder of masks is one beside a folder of images.
+    Here a folder of masks is one beside a folder of images. An image of a user is left out for no
+    image of another: then whether one user is there would change the images of the other.
+
+    Raises:
+      DataError: if a row names a mask and only rows of other users name its image, and if no
+        example is left.
     """
-    of_masks = masks.folders_beside_images([_names(folder, x.parent) for x in images])
-    identities = set(map(_identity, _masks(folder, images, of_masks)))
-    left_out = [x for x in examples if _identity(folder / x.file) in identities]
+    in_folders = masks.in_folders([(x, _names(folder, x.parent)) for x in images])
+    of_images = {_identity(x): y for part in (_masks(images), in_folders) for x, y in part.items()}
+    left_out = [x for x in examples if _identity(folder / x.file) in of_images]
+    if left_out and left_out[0].user:
+        _check_owners(folder, table, images, examples, left_out, of_images)
     if len(left_out) == len(examples):
         raise DataError(f"{table}: each row names a mask, as {left_out[0].place}: add --masks")
     if left_out:
         unused["masks"] = len(left_out)
         num = files.counted(len(left_out), "row")
         log(f"{num} left out for naming masks, as {left_out[0].place}: --masks uses them")
-    return [x for x in examples if _identity(folder / x.file) not in identities]
+    remaining = [x for x in examples if _identity(folder / x.file) not in of_images]
+    _warn_of_words(remaining, log)
+    return remaining
+
+
+def _check_owners(
+    folder: Path,
+    table: Path,
+    images: Sequence[Path],
+    examples: list[Example],
+    left_out: list[Example],
+    of_images: dict[str, list[list[Path]]],
+) -> None:
+    """DataError for a mask whose images, if rows name any, are of other users alone.
+
+    `of_images` are lists of the images of each mask, which has the key `_identity`.
+    """
+    of_file = {_identity(folder / x.file): x for x in examples}
+    row_of = {x: of_file.get(_identity(x)) for x in images}
+    first_rows = dict[int, dict[str, Example]]()  # of each user, by the list, which many may share
+    for example in left_out:
+        of_users = dict[str, Example]()
+        for paths in of_images[_identity(folder / example.file)]:
+            if id(paths) not in first_rows:
+                listed = [row for x in reversed(paths) if (row := row_of[x])]
+                first_rows[id(paths)] = {x.user: x for x in listed}
+            of_users |= first_rows[id(paths)]
+        if of_users and example.user not in of_users:
+            other = min(of_users.values(), key=lambda x: x.row)
+            raise DataError(
+                f"{table}: {example.place} is called like a mask of {other.place}, which is of "
+                "another user: add --masks to import it, or remove the row"
+            )
+
+
+def _warn_of_words(examples: Sequence[Example], log: rows.Log) -> list[Example]:
+    """Logs the number of images with a word for masks in their names, and returns them."""
+    with_word = [x for x in examples if masks.has_word(_stem(Path(x.file)))]
+    if with_word:
+        are = "image is" if len(with_word) == 1 else "images are"
+        log(
+            f"NOT PRIVATE: {len(with_word):,} {are} called like masks, as {with_word[0].file}, but "
+            "not beside an image of that name: imported as images; if they are masks, remove them"
+        )
+    return with_word
+
+
+def _check_words(
+    folder: Path, examples: Sequence[Example], named: Sequence[str], log: rows.Log
+) -> None:
+    """DataError for a class, unless it is `named`, all of whose images are called like masks.
+
+    If those of each class are, they are not the masks of others.
+    """
+    with_word = Counts(x.label for x in _warn_of_words(examples, log))
+    images = Counts(x.label for x in examples)
+    full = [x for x in sorted(images) if images[x] == with_word[x]]
+    for name in full if len(full) < len(images) else ():
+        if name not in named:
+            first = min(x.file for x in examples if x.label == name)
+            raise DataError(
+                f"{folder}: all images of class {name} are called like masks, as {first}: make "
+                "FOLDER/CLASS/… of the images, without the masks. If they are classes, add "
+                f"--classes={','.join(sorted(images))}"
+            )
 
 
 def _names(folder: Path, path: Path) -> tuple[str, ...]:

@@ -155,14 +155,23 @@ def folders(
     return result
 
 
-def folders_beside_images(images: Sequence[tuple[str, ...]]) -> set[tuple[str, ...]]:
-    """Those of the folders above `images` that hold masks by their names, beside a folder `images`.
+def in_folders(images: Sequence[tuple[Path, tuple[str, ...]]]) -> dict[Path, list[list[Path]]]:
+    """Each file below a folder named as of masks beside a folder `images`, and lists of the latter.
 
-    Here, as in `folders`, a folder is the names of the folders down to it.
+    Args:
+      images: each file, and the names of the folders down to it.
     """
-    places = {x[:i] for x in set(images) for i in range(1, len(x) + 1)}
-    above_images = {x[:-1] for x in places if x[-1].casefold() in _IMAGES}
-    return {x for x in places if is_folder(x[-1]) and x[:-1] in above_images}
+    inside = collections.defaultdict[tuple[str, ...], list[Path]](list)  # parent of `images` -> all
+    for path, names in images:
+        for number, name in enumerate(names):
+            if name.casefold() in _IMAGES:
+                inside[names[:number]].append(path)
+    masks = dict[Path, list[list[Path]]]()
+    for path, names in images:
+        parents = [names[:i] for i, name in enumerate(names) if is_folder(name)]
+        if of_images := [inside[x] for x in parents if x in inside]:
+            masks[path] = of_images
+    return masks
 
 
 def is_inside(names: tuple[str, ...], folders: Collection[tuple[str, ...]]) -> bool:
