@@ -5,6 +5,7 @@ import dataclasses
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -125,9 +126,10 @@ FOLDERS = {
     "names that end like a mask's": (TWO + "A/3_mask.png A/label.png A/4_mask_1.png A/unmask.png "
         "B/1_masked.png B/segment.png B/2gt.png B/mask_4.png", {}, "A 6, B 6",
         "NOT PRIVATE: 4 images are called like masks, as A/3_mask.png, but not beside an image"),
-    "masks of images in another folder": ("X_Input/1.png X_Input/2.png X_GroundTruth/1_segmentation.png "
-        "X_GroundTruth/2_segmentation.png", {}, "!all images of class X_GroundTruth are called like "
-        "masks, as X_GroundTruth/1_s.*If they are classes, add --classes=X_GroundTruth,X_Input$", ""),
+    "masks of images in another folder": ("X_Input/1.png X_Input/2.png "
+        "X_GroundTruth/1_segmentation.png X_GroundTruth/2_segmentation.png", {},
+        "!all images of class X_GroundTruth are called like masks, as X_GroundTruth/1_s.*"
+        "If they are classes, add --classes=X_GroundTruth,X_Input$", ""),
     "masks in another folder, as a class": ("X/1.png X/2.png Y/1_segmentation.png Y/2_mask.png",
         {"named": ["X", "Y"]}, "X 2, Y 2", "NOT PRIVATE: 2 images are called like masks, as Y/1_s"),
     "masks in another folder, as images": ("X/1.png X/2.png Y/1_segmentation.png Y/2_mask.png",
@@ -555,6 +557,19 @@ POINTS = {  # a table of numbers that may be thousands -> whether it is refused
     "commas": ("t.csv", "file,label\nA/1.png,41.480\nA/2.png,841\n", False),
     "JSON": ("t.jsonl", '{"file": "A/1.png", "label": 41.125}\n{"file": "A/2.png", "label": 841.0}',
         False),
+    "JSON of three digits": ("t.jsonl", '{"file": "A/1.png", "label": 41.125}\n'
+        '{"file": "A/2.png", "label": 841}', False),
+    "JSON of texts": ("t.jsonl", '{"file": "A/1.png", "label": "41.480"}\n'
+        '{"file": "A/2.png", "label": "841"}', True),
+    "JSON of a comma": ("t.json", '[{"file": "A/1.png", "label": 41.125}, '
+        '{"file": "A/2.png", "label": "89,5"}]', False),
+    "JSON of a text and a number": ("t.json", '[{"file": "A/1.png", "label": "41.480"}, '
+        '{"file": "A/2.png", "label": 841}]', False),
+    "JSON, a comma in texts": ("t.json", '[{"file": "A/1.png", "label": "41.480"}, '
+        '{"file": "A/2.png", "label": "89,5"}]', True),
+    "Parquet of texts": ("t.parquet", ["41.480", "841"], True),
+    "Parquet of decimals": ("t.parquet", [Decimal("41.480"), Decimal("841.000")], False),
+    "Parquet of numbers": ("t.parquet", [41.125, 841.0], False),
 }  # fmt: skip
 
 
@@ -562,7 +577,12 @@ POINTS = {  # a table of numbers that may be thousands -> whether it is refused
 def test_a_point_that_may_mark_thousands_is_refused_where_a_comma_is_decimal(tmp_path, kind):
     name, content, is_refused = POINTS[kind]
     top, columns = tree(tmp_path / "x", TWO), {"file": "file", "label": "label"}
-    (tmp_path / name).write_text(content)
+    if name.endswith(".parquet"):
+        pq.write_table(
+            pa.table({"file": ["A/1.png", "A/2.png"], "label": content}), tmp_path / name
+        )
+    else:
+        (tmp_path / name).write_text(content)
     number = "classes" not in kind
     read = lambda: listing.in_table(top, tmp_path / name, columns, number=number)  # noqa: E731
     if is_refused:

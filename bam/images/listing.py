@@ -240,7 +240,10 @@ def in_table(
         if not new:
             raise DataError(f"{path}: has no rows")
         if number and lines.has_commas:
-            new = _with_points(path, new, lines.separator)
+            index = rows.column(path, lines.header, present["label"])
+            cells = ((x, lines.values[x.row - lines.first][index]) for x in new)
+            typed = {x.row for x, value in cells if not isinstance(value, str | bytes)}
+            new = _with_points(path, new, lines.separator, typed)
         examples += new if "split" in present else [x._replace(split=split) for x in new]
         if "user" not in present:
             _warn_of_ids(lines, present, len(new), log)
@@ -338,24 +341,27 @@ def _users(row: Sequence[object], indices: list[int], location: str) -> list[str
     return [x.replace("\\", "\\\\").replace("|", "\\|") for x in ids] if ids[1:] else ids
 
 
-def _with_points(table: Path, examples: list[Example], separator: str) -> list[Example]:
+def _with_points(
+    table: Path, examples: list[Example], separator: str, typed: Collection[int]
+) -> list[Example]:
     """Examples with decimal points for decimal commas; DataError if a mark may be of thousands.
 
-    Points may, if no number shows that they do not, in three kinds of tables: those whose values
+    Only texts are doubtful, not the numbers of JSON and Parquet, whose rows are `typed`. Points
+    may, if no number shows that they do not, in three kinds of tables: those whose values
     are separated by semicolons, as where the comma is the decimal mark, those with a decimal comma,
     and other texts with whole numbers, because next to 41.480 with fixed digits 841 is 841.000.
     """
-    labels = {x.label for x in examples}
+    labels = {x.label for x in examples if x.row not in typed}
     commas = {x for x in labels if rows.decimal(x) != x}
     points = {x for x in labels if x.count(".") == 1 and "," not in x}
-    is_mixed = bool(separator) and any(x.lstrip("+-").isdecimal() for x in labels)
+    is_mixed = any(x.lstrip("+-").isdecimal() for x in labels)
     doubtful = set[str]()
     if all(map(rows.may_be_thousands, commas)):
         doubtful |= commas
     if all(map(rows.may_be_thousands, points)) and (separator == ";" or commas or is_mixed):
         doubtful |= points
     for example in examples:
-        if example.label in doubtful:
+        if example.label in doubtful and example.row not in typed:
             point, whole = example.label.replace(",", "."), re.sub("[.,]", "", example.label)
             raise DataError(
                 f"{table}: {example.place}: {example.label!r} may have decimals or thousands: "
