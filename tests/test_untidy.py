@@ -362,7 +362,7 @@ TABLES = {
         "test:B 3, train:A 2", ""),
     "rows again": (f"{ROWS}./A/1.png,A,p1,Train\n", "test:B 1, train:A 1", "1 further name"),
     "two labels": (f"{ROWS}A/../A/1.png,B,p1,train\n", "!row 4: A/1.png occurs.* row 2", ""),
-    "a link": (f"{ROWS}link.png,A,p1,test\n", "!row 4: A/1.png occurs again", ""),
+    "a link": (f"{ROWS}link.png,A,p1,test\n", "!row 4: link.png occurs again as row 2: A/1", ""),
     "two splits": (f"{ROWS}A/1.png,A,p1,test\n", "!row 4: .*split", ""),
     "a comma more": (f"{ROWS}A/2.png,A,p1,train,x\n", "!row 4 has 5 values, the header 4", ""),
     "a comma less": (f"{ROWS}A/2.png,A,p1\n", "!row 4 lacks a value of part", ""),
@@ -452,6 +452,21 @@ def test_a_table_is_read_rightly_or_refused_in_one_line(tmp_path, kind):
     assert os.path.realpath(top / line.removeprefix(unused).removesuffix(")")) in there - used
     lines.remove(line)
     assert re.search(printed, "\n".join(lines)) if printed else not lines
+
+
+def test_a_row_may_name_a_link_to_a_file_without_a_suffix(tmp_path):
+    spec = "A/1.png cache/x.png A/2.png>../cache/71f0 A/3.png>../cache/71f0"
+    top, table = tree(tmp_path / "x", spec), tmp_path / "t.csv"
+    (top / "cache" / "x.png").rename(top / "cache" / "71f0")
+    columns = {"file": "file", "label": "label"}
+    read = lambda: listing.in_table(top, table, columns).examples  # noqa: E731
+    table.write_text("file,label\nA/1.png,a\nA/2.png,b\n")
+    assert [x.file for x in read()] == ["A/1.png", "A/2.png"]
+    table.write_text("file,label\nA/1.png,a\nA/2.png,b\nA/3.png,b\n")
+    assert [x.file for x in read()] == ["A/1.png", "A/2.png"]  # one file, so one image
+    (tmp_path / "to").symlink_to(top)  # the control: a path outside that leads into the folder
+    table.write_text(f"file,label\n{tmp_path}/to/A/1.png,a\n")
+    assert [x.file for x in read()] == ["A/1.png"]
 
 
 def test_a_column_that_may_name_persons_is_offered(tmp_path):

@@ -645,7 +645,8 @@ def _finder(folder: Path, table: Path, images: Sequence[Path]) -> Callable[[str,
         paths = [os.path.normpath(os.path.join(base, x)) for x in spelled for base in bases]
         for path in filter(os.path.isfile, paths):
             resolved = os.path.relpath(os.path.realpath(path), real)
-            for file in (resolved, os.path.relpath(path, top)):  # a link may leave the folder
+            # As written, because a link's name says the format; or a link leads into the folder.
+            for file in (os.path.relpath(path, top), resolved):
                 if not file.startswith(".."):
                     return file
         # Filled for the first path that does not exist as written: most tables need no index.
