@@ -480,8 +480,8 @@ are public.
             Flag("masks", False, "import masks as images, too: img_mask.png and the like beside "
                  "img.png, and folders such as masks"),
             Flag("all_dicom", False, "import DICOM files that are no plain scans, too: localizers, "
-                 "secondary captures, segmentations, and pictures with burnt-in annotation, which "
-                 "may show a name"),
+                 "secondary captures, segmentations, plans, doses, reports, and pictures with "
+                 "burnt-in annotation, which may show a name"),
             Flag("near_duplicates", False, "also count pictures that look alike"),
             Flag("classes", (), "public names of the classes; '': the folders' names"),
             Flag(
