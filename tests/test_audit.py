@@ -329,8 +329,8 @@ def test_padding_rows_that_leak_are_caught(monkeypatch):
     right = privatize.per_example_sum
 
     def leaky(grad_fn, params, rows, *, mask, **options):
-        [indices], mask = rows, jnp.ones_like(mask)
-        leaked = (jnp.where(indices < sampling.PADDING, indices, canary.CANARY),)
+        (indices, places), mask = rows, jnp.ones_like(mask)
+        leaked = (jnp.where(indices < sampling.PADDING, indices, canary.CANARY), places)
         return right(grad_fn, params, leaked, mask=mask, **options)
 
     monkeypatch.setattr(privatize, "per_example_sum", leaky)

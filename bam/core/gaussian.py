@@ -162,7 +162,7 @@ def gaussian(
         planes = jnp.zeros((PLANES + TIE_PLANES, *shape), jnp.uint32)
         start = jnp.zeros((), jnp.int32), planes, jnp.zeros((), bool)
         _, planes, tied = jax.lax.while_loop(
-            lambda state: state[0] < PLANES + TIE_PLANES * state[2].astype(jnp.int32),
+            lambda state: state[0] < jnp.where(state[2], PLANES + TIE_PLANES, PLANES),
             add_plane,
             start,
         )

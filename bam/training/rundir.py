@@ -158,8 +158,8 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
     """The first differing key that must not change, with both values; "" if all agree."""
     current = flat(as_json(config))
-    # A key that the record lacks had its default: a section of the config may lack keys.
-    unset = {key.name: key.default for key in KEYS if key.name in current}
+    # A key that a recorded section lacks had its default: configs replaced whole sections.
+    unset = {key.name: key.default for key in KEYS if "." in key.name and key.name in current}
     recorded = unset | flat(recorded)
     # Names first: another method also has other options, and its name explains the difference.
     for key in sorted(recorded | current, key=lambda key: (not key.endswith(".name"), key)):
