@@ -20,7 +20,8 @@ from tests.run_folder import begun, header_of, newest, rows_of
 
 SETTINGS = {
     "model.name": "linear", "model.width": 1, "accountant": "rdp", "num_steps": 24,
-    "expected_batch_size": 100, "eval.every": 1, "checkpoint.every": 4, "diagnostics.every": 12, "seed": 3,
+    "expected_batch_size": 100, "eval.every": 1, "checkpoint.every": 4,
+    "diagnostics.every": 12, "seed": 3,
 }  # fmt: skip
 
 
