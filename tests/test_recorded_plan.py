@@ -160,7 +160,8 @@ def test_a_command_refuses_an_edited_plan_in_one_line(now, stopped, tmp_path):
     change(tmp_path, noise_multiplier=0.9 * now.plan.noise_multiplier)
     refused = run_command(
         "bam", "train", "--config=configs/digits.py:dp_sgd", "--config.model.name=linear",
-        "--config.model.width=16", "--config.accountant=rdp", "--config.num_steps=3", f"--workdir={tmp_path}",
+        "--config.model.width=16", "--config.accountant=rdp", "--config.num_steps=3",
+        f"--workdir={tmp_path}",
     )  # fmt: skip
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
     assert "is claimed, but its plan gives" in refused.stderr
