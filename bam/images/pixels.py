@@ -52,7 +52,7 @@ _SEGMENTATION = "1.2.840.10008.5.1.4.1.1.66"
 _TYPES = ["ImageType", "SOPClassUID", "ConversionType", "BurnedInAnnotation", "Modality"]
 _LOCALIZERS = {"LOCALIZER", "SCOUT", "TOPOGRAM"}  # values of ImageType
 _DRAWN = {"WSD", "SD", "DRW", "SYN"}  # of ConversionType: from a workstation, drawn, scanned
-_NO_SCANS = {"RTDOSE", "RTSTRUCT", "RTPLAN", "SR", "PR"}  # of Modality
+_NO_SCANS = ("RTDOSE", "RTSTRUCT", "RTPLAN", "SR", "PR")  # of Modality
 TURNS = dict(enumerate((0, 3, 1, 5, 4, 6, 2), start=2))  # EXIF's orientation -> Pillow's transpose
 
 decoding_room = {"free": DECODING}
@@ -263,7 +263,7 @@ def dicom_type(file: Path) -> str:
             return "secondary captures"
         if "SEG" in modality or is_of(_SEGMENTATION):
             return "segmentations"
-        return "reports, plans and doses" if _NO_SCANS.intersection(modality) else ""
+        return "reports, plans and doses" if not set(modality).isdisjoint(_NO_SCANS) else ""
     return ""
 
 
