@@ -115,7 +115,7 @@ def test_how_often_a_run_is_looked_at_may_change(experiment, stopped):
 
 def test_two_runs_cannot_write_to_one_folder(experiment, tmp_path):
     def intrude():
-        with pytest.raises(BlockingIOError, match="another process is training in"):
+        with pytest.raises(BlockingIOError, match="another process is writing in"):
             loop.train(experiment, 0, tmp_path / "run")
         return True
 

@@ -244,7 +244,7 @@ def test_a_training_that_goes_on_plans_nothing_and_takes_the_recorded_noise(fold
 
 def test_a_folder_is_one_trainings_and_one_processs_at_a_time(folder, tmp_path):
     private, _, tree = resume(folder)
-    with pytest.raises(BlockingIOError, match="another process is training"):
+    with pytest.raises(BlockingIOError, match="another process is writing in"):
         resume(folder)
     with pytest.raises(ValueError, match="this training is already saved in"):
         private.save(tmp_path / "elsewhere", tree)
