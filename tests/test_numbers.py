@@ -751,7 +751,7 @@ ORACLES = {
     "bam_sam": functools.partial(bam.bam_sam, radius=0.1, mix=0.5),
     "bam_exact": functools.partial(bam.bam_exact, penalty=0.1, ascent_mask=pytree.matching("a")),
 }
-CLIPS = [
+STRICT_CLIPS = [
     bam.clip_by_l2_norm(1.0), bam.normalize(1.0, 0.1), bam.clip_per_layer({"a": 0.5, "b": 1.0}),
     bam.chain(optax.scale(2.0), bam.clip_by_l2_norm(1.0)),
 ]  # fmt: skip
@@ -762,7 +762,7 @@ CLIPS = [
 def test_a_sum_has_the_same_bits_under_strict_promotion(name, dtype):
     oracle = ORACLES[name](squared)
     params, rows = jax.tree.map(lambda x: x.astype(dtype), (P, TREES))
-    for clip in CLIPS if name == "dp_sgd" and dtype == jnp.float32 else CLIPS[:1]:
+    for clip in STRICT_CLIPS if name == "dp_sgd" and dtype == jnp.float32 else STRICT_CLIPS[:1]:
         added = bam.gaussian_noise(clip, 1.0, KEY)
         total = functools.partial(bam.clipped_sum, oracle.grad, clip, mask=None, noise=added)
         strictly(lambda w, x, total=total: total(oracle.ascend(w, w), x), params, rows)
@@ -771,7 +771,7 @@ def test_a_sum_has_the_same_bits_under_strict_promotion(name, dtype):
 @pytest.mark.parametrize("strategy", [(1.0,), (1.0, -0.5)])
 @pytest.mark.parametrize("mesh", [None, mesh_of(2)])
 def test_a_private_mean_has_the_same_bits_under_strict_promotion(strategy, mesh):
-    clip, mask = CLIPS[0], jnp.arange(6) < 4
+    clip, mask = STRICT_CLIPS[0], jnp.arange(6) < 4
 
     def mean(sigma, size, key):
         tx = bam.privatize(clip, sigma, size, key, strategy)
@@ -794,7 +794,7 @@ def test_a_private_mean_has_the_same_bits_under_strict_promotion(strategy, mesh)
 )
 def test_a_training_has_the_same_bits_under_strict_promotion(changes):
     plan = {"num_examples": 20, "expected_batch_size": 4, "num_epochs": 1, "accountant": "rdp"}
-    plan |= {"epsilon": 3.0, "delta": 1e-3, "clip": CLIPS[0], "seed": 1} | changes
+    plan |= {"epsilon": 3.0, "delta": 1e-3, "clip": STRICT_CLIPS[0], "seed": 1} | changes
     data = jax.tree.map(lambda x: np.resize(np.asarray(x), (20, *x.shape[1:])), TREES)
 
     def trained():
@@ -812,7 +812,7 @@ def test_a_training_has_the_same_bits_under_strict_promotion(changes):
 
 def test_strict_promotion_still_holds_in_the_users_own_loss():  # the control
     mixed = bam.dp_sgd(lambda w, x: jnp.sum((w - x) ** 2) * jnp.arange(2)[1])
-    total = functools.partial(bam.clipped_sum, mixed.grad, CLIPS[0], mask=None)
+    total = functools.partial(bam.clipped_sum, mixed.grad, STRICT_CLIPS[0], mask=None)
     total(W, ROWS)
     with (
         jax.numpy_dtype_promotion("strict"),

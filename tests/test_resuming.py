@@ -386,6 +386,7 @@ def test_a_run_with_a_seed_that_is_killed_while_it_saves_ends_as_if_never_stoppe
     """Every step is saved, so most kills meet a save. A damaged checkpoint is named, no more."""
     workdir, moments = tmp_path / "run", random.Random(0)
     settings = {"num_steps": 400, "eval.every": 20, "model.name": "linear", "accountant": "rdp"}
+    settings["model.width"] = 16  # as below
     flags = [f"--config.{key}={value}" for key, value in settings.items()]
     command = ["bam", "train", "--config=configs/digits.py:dp_sat", f"--workdir={workdir}", *flags]
     command += ["--config.seed=0", "--config.checkpoint.every=1"]
