@@ -364,7 +364,7 @@ def test_what_exceeds_the_machines_memory_is_refused_before_it_is_read(folder, m
     datasets.load("cifar10", "parquet", folder)
     monkeypatch.setattr("bam.memory.free", lambda: 2**10)
     fails(
-        r"train.parquet: \d\.\d MiB are needed in memory, and 0\.0 MiB are free",
+        r"train.parquet: \d+ KiB are needed in memory, and 1 KiB are free",
         "cifar10",
         "parquet",
         folder,
