@@ -148,8 +148,8 @@ def in_words(seconds: float) -> str:
     """A duration in seconds, minutes, hours or days, with about two digits.
 
     Examples:
-      >>> [in_words(x) for x in (0.74, 11.2, 400, 7900, 2160000)]
-      ['0.7 s', '11 s', '7 min', '2.2 h', '25 days']
+      >>> [in_words(x) for x in (0.74, 11.2, 400, 7900, 72000, 2160000)]
+      ['0.7 s', '11 s', '7 min', '2.2 h', '20 h', '25 days']
     """
     if seconds < 9.95:
         return f"{seconds:.1f} s"
@@ -158,4 +158,6 @@ def in_words(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     hours = seconds / 3600
-    return f"{hours:.{hours < 10}f} h" if hours < 72 else f"{hours / 24:.0f} days"
+    if hours < 72:
+        return f"{hours:.1f} h" if hours < 10 else f"{hours:.0f} h"
+    return f"{hours / 24:.0f} days"
