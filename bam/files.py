@@ -71,22 +71,22 @@ def as_object(text: str | bytes, path: Path) -> JsonObject:
     return value
 
 
-def listed(names: Sequence[str], most: int = 12) -> str:
+def short_list(names: Sequence[str], most: int = 12) -> str:
     """The first `most` names, in their order, and the number of further ones.
 
     Examples:
-      >>> listed(["a", "b", "c"], most=2)
+      >>> short_list(["a", "b", "c"], most=2)
       'a, b and 1 more'
     """
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
-def counted(num: int, noun: str, form: str = ",") -> str:
-    """A number with its noun.
+def plural(num: int, noun: str, form: str = ",") -> str:
+    """A number with its noun, which has the plural unless the number is 1.
 
     Examples:
-      >>> counted(1, "image"), counted(3000, "class")
+      >>> plural(1, "image"), plural(3000, "class")
       ('1 image', '3,000 classes')
     """
     ending = "" if num == 1 else "es" if noun.endswith("s") else "s"
@@ -94,8 +94,8 @@ def counted(num: int, noun: str, form: str = ",") -> str:
 
 
 def have(num: int, noun: str) -> str:
-    """`counted` with its verb: `1 file has`, `3,000 files have`."""
-    return f"{counted(num, noun)} {'has' if num == 1 else 'have'}"
+    """`plural` with its verb: `1 file has`, `3,000 files have`."""
+    return f"{plural(num, noun)} {'has' if num == 1 else 'have'}"
 
 
 def one_line(value: Any, without: str = "`|") -> Any:

@@ -52,7 +52,7 @@ def see(flags: FlagValues, arguments: Sequence[str]) -> None:
     empty, workers = list[Path](), os.cpu_count() or 1
     outputs = predict.outputs_of(released, preprocessing, [*images], workers, empty.append)
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        description = files.counted(len(images), "image")
+        description = files.plural(len(images), "image")
         predicted = list(bar.track(outputs, len(images), description=description))
     if empty:
         fitted = " × ".join(map(str, preprocessing.shape))
@@ -126,6 +126,6 @@ def _write(out: str, rows: Sequence[Sequence[str]], kind: str) -> None:
     content = text.encode(errors="backslashreplace")  # file names need not be UTF-8
     if out:
         files.write_bytes(Path(out), content)
-        console.say(f"{files.counted(len(rows) - 1, 'image')} in {out}")
+        console.say(f"{files.plural(len(rows) - 1, 'image')} in {out}")
     else:
         sys.stdout.buffer.write(content)

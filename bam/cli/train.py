@@ -152,7 +152,7 @@ def _num_averaged(figures: dict) -> str:
     if not without:
         return ""
     unit = "classes; no test image" if by_class == "recall/" else "labels; all or no test images"
-    return f" (of {len(each) - len(without)} of {len(each)} {unit}: {files.listed(without, 3)})"
+    return f" (of {len(each) - len(without)} of {len(each)} {unit}: {files.short_list(without, 3)})"
 
 
 def describe_row(row: dict) -> str:

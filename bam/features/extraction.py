@@ -170,7 +170,7 @@ def loaded_or_computed(
         if fits and stored_program == program and _is_close(stored[probed], expected):
             return stored
         log(f"{file} has other features than this map: computing them again")
-    log(f"features of {files.counted(len(images), 'image')}, computed once and kept in {folder}")
+    log(f"features of {files.plural(len(images), 'image')}, computed once and kept in {folder}")
     features = _all_rows(computed, images, log)
     try:
         make_folder(folder)
@@ -252,7 +252,7 @@ def in_chunks(
     began, chunks = time.perf_counter(), [chunk(0)]
     later = range(CHUNK, len(images), CHUNK)
     about = len(later) * (time.perf_counter() - began)
-    num = files.counted(len(images), "image")
+    num = files.plural(len(images), "image")
     with waits.awaited(log, f"computing features of {num}", about):
         chunks += map(chunk, later)
     return np.concatenate(chunks)

@@ -216,7 +216,7 @@ def without_other_dicom(
         first = min(x.file for x, y in types.items() if y == kind)
         danger = ", which may show a patient's name" * (kind == pixels.BURNT_IN)
         done = "imported by --all_dicom" if all_dicom else "left out; --all_dicom imports them"
-        num_files = files.counted(num, "DICOM file")
+        num_files = files.plural(num, "DICOM file")
         log(f"NOT PRIVATE: {num_files} ({kind}{danger}), as {first}: {done}")
     if all_dicom or not counts:
         return listed

@@ -64,7 +64,7 @@ def lines(
         units = importing.units_of_classes(examples)
         least = min(len(units.get(x, ())) for x in options.classes)
         num = min(FEW, max(1, least // 5))
-        taken = files.counted(num, "user") if users[0] else f"{num}"
+        taken = files.plural(num, "user") if users[0] else f"{num}"
         remedy = f"; --stratify={num} takes {taken} of each class"
         remedy *= is_hashed and least > 1
         warnings.append(
@@ -137,10 +137,10 @@ def _user_warnings(examples: Sequence[Example]) -> list[str]:
     images = Counter(x.user for x in examples if x.user)
     warnings, ways = [], {(x.user, x.written) for x in examples if x.user}
     if several := sum(num > 1 for num in Counter(user for user, _ in ways).values()):
-        are = f"{files.counted(several, 'user')} {'is' if several == 1 else 'are'}"
+        are = f"{files.plural(several, 'user')} {'is' if several == 1 else 'are'}"
         warnings.append(f"{are} written in several ways, as 12 and 0012 are (docs/users.md)")
     if same := len(images) - len(set(map(_look, images))):
-        num = files.counted(same, "user")
+        num = files.plural(same, "user")
         warnings.append(f"{num} spelled like another but for case or spaces: the same person?")
     if (most := max(images.values(), default=0)) > len(examples) / 2:
         sums = {k: sum(min(k, x) for x in images.values()) for k in (1, 4, 16, 64)}

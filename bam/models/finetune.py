@@ -173,4 +173,4 @@ def _matching(key: str, pattern: str, leaves: JsonMapping) -> set[str]:
 
 def _in_line(names: Collection[str], most: int = 3) -> str:
     """The first names in order, and the number of the others."""
-    return files.listed(sorted(names), most)
+    return files.short_list(sorted(names), most)

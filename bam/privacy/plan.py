@@ -326,12 +326,12 @@ class PrivacyPlan:
 
         `bound` describes the clip, which the plan does not know, such as "clip norm 1".
         """
-        steps = files.counted(self.training_steps, "step", "")
+        steps = files.plural(self.training_steps, "step", "")
         if not self.private:
             return f"NOT PRIVATE: no clipping, no noise; {steps}"
         epsilon, delta = rounded_up(self.epsilon, ".4g"), rounded_up(self.delta, ".3g")
         sigma = rounded_down(self.noise_multiplier, ".4g")
-        spare = f" and {files.counted(self.spare_steps, 'spare one')}" if self.spare_steps else ""
+        spare = f" and {files.plural(self.spare_steps, 'spare one')}" if self.spare_steps else ""
         at_most = "at most " if self.num_examples_given else ""
         bound = bound and f", {bound}"
         mu = f"\nGaussian DP, but for delta: mu = {rounded_up(self.mu, '.4g')}" if self.mu else ""

@@ -176,10 +176,10 @@ def _drawn(summary: JsonObject) -> tuple[str, float]:
     if isinstance(recorded, dict) and type(number := recorded.get("number")) is int:
         if recorded.get("unit") == "user":
             return (
-                f"{files.counted(number, 'person')} of the test set, with all images of each",
+                f"{files.plural(number, 'person')} of the test set, with all images of each",
                 number,
             )
-        return files.counted(number, "test image"), number
+        return files.plural(number, "test image"), number
     return "test images", math.inf
 
 

@@ -128,7 +128,7 @@ def run_missing(
     trained = runs.by_seed(groups, workdir)
     if num_missing := sum(map(len, groups.values())) - sum(map(len, trained.values())):
         are, them = ("is", "it") if num_missing == 1 else ("are", "them")
-        unfinished = f"{files.counted(num_missing, 'run')} {are} not finished"
+        unfinished = f"{files.plural(num_missing, 'run')} {are} not finished"
         log(f"{unfinished}; the same command continues {them}")
     return trained
 

@@ -60,8 +60,6 @@ def in_words(schedule: Schedule) -> str:
     """The words on the rate in the printed plan; "" for a constant rate."""
     falls = {"constant": "", "linear": "falls to 0 in a line", "cosine": "falls to 0 as a cosine"}
     rises = (
-        f"rises over {files.counted(schedule.warmup_steps, 'step')}"
-        if schedule.warmup_steps
-        else ""
+        f"rises over {files.plural(schedule.warmup_steps, 'step')}" if schedule.warmup_steps else ""
     )
     return " and then ".join(x for x in (rises, falls[schedule.name]) if x)
