@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bam import files
 from bam.files import JsonMapping
+from bam.text import csv_text, visible
 
 Row: TypeAlias = Any  # any type that the functions of the columns take
 Columns = Mapping[str, Callable[[Row], str]]  # heading -> the function from a row to its cell
@@ -22,7 +22,7 @@ def markdown(columns: Columns, rows: Iterable[Row], left: Sequence[str] = ()) ->
     marks = ["---" if is_left(columns, name, left) else "---:" for name in columns]
     lines = ["| " + " | ".join(columns) + " |", "|" + "|".join(marks) + "|"]
     lines += ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows]
-    return "\n".join(map(files.visible, lines)) + "\n"
+    return "\n".join(map(visible, lines)) + "\n"
 
 
 def write_csv(path: Path, rows: Sequence[JsonMapping]) -> None:
@@ -32,7 +32,7 @@ def write_csv(path: Path, rows: Sequence[JsonMapping]) -> None:
         [f"{x:.6g}" if isinstance(x, float) else x for x in map(row.get, names)] for row in rows
     )
     # With any other `newline`, Windows would write "\r\n".
-    path.write_text(files.csv_text([names, *short]), encoding="utf-8", newline="")
+    path.write_text(csv_text([names, *short]), encoding="utf-8", newline="")
 
 
 def number(value: float | None, form: str) -> str:

@@ -56,7 +56,7 @@ class Message(NamedTuple):
 def _name(node):
     """A short name for the value of an expression."""
     match node:
-        case ast.Call(func=ast.Attribute(attr="plural" | "have"), args=[num, ast.Constant(noun)]):
+        case ast.Call(func=ast.Name("plural" | "have"), args=[num, ast.Constant(noun)]):
             return f"{_name(num)} {noun}s"
         case ast.Call(args=[first, *_]) if (name := _name(first)) != "…":
             return name

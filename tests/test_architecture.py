@@ -24,6 +24,7 @@ SHARED = {
     "bam.named",
     "bam.provenance",
     "bam.tables",
+    "bam.text",
     "bam.waits",
 }  # of every folder but the core; import each other alone
 # What any command line is made of, for the commands and for scripts.

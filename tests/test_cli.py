@@ -27,6 +27,7 @@ from bam.models import finetune, losses
 from bam.named import call, imported
 from bam.privacy import mechanisms
 from bam.sweep.method_config import method_config
+from bam.text import csv_text
 from bam.training import keys, loop, methods, named_configs, parts, schedules
 from configs import digits
 from tests.cases import heard, run_command, start
@@ -361,7 +362,7 @@ def test_code_that_catches_value_errors_goes_on_to_work():
         (lambda: np.zeros(3).reshape(2), False),
         (lambda: json.loads("{"), True),  # inside of a library
         (lambda: jnp.concatenate([]), True),
-        (lambda: files.csv_text([[1], 2]), True),  # inside of bam
+        (lambda: csv_text([[1], 2]), True),  # inside of bam
     ],
 )
 def test_a_fault_is_not_said_to_be_bad_input_and_says_whose_it_is(fault, is_of_bam, capsys):
@@ -376,7 +377,7 @@ def test_a_fault_is_not_said_to_be_bad_input_and_says_whose_it_is(fault, is_of_b
 def test_a_fault_in_a_command_shows_where_it_is_and_whose_it_is(tmp_path):
     program = (
         "from bam.cli import console\n"
-        "from bam.files import csv_text\n"
+        "from bam.text import csv_text\n"
         "def main():\n"
         "    with console.one_line_errors():\n"
         "        {}\n"

@@ -35,7 +35,7 @@ def check(num, name):
     'Not a message.'
     if num < LEAST:
         raise InputError(f"{name} has {len(num)} images" + " of one kind" * bool(name))
-    log(f"{files.plural(num, 'image')} in {'it' if num else name}: at least {LEAST}")
+    log(f"{plural(num, 'image')} in {'it' if num else name}: at least {LEAST}")
     return "put into another"
 """
     assert [(x.kind, str(x)) for x in messages.messages_of(code, "a.py")] == [

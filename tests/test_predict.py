@@ -20,9 +20,9 @@ from bam.data import common, datasets
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
-from bam.files import visible
 from bam.images import importing, listing
 from bam.release import export, load, predict
+from bam.text import visible
 from bam.training import loop, summary
 from configs import digits
 from tests.cases import made_once, refused, run_command

@@ -26,13 +26,14 @@ import pytest
 from PIL import Image
 
 import bam
-from bam import files, tables
+from bam import tables
 from bam.cli import console, screen
 from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
 from bam.data.sources import archives
 from bam.images import pixels
 from bam.privacy import checkpoint
+from bam.text import csv_text
 from bam.training import loading, public_clip
 from configs import digits
 from tests import prepared_folder
@@ -283,7 +284,7 @@ def test_every_command_prints_through_the_console():
     ],
 )  # fmt: skip
 def test_no_text_in_csv_is_a_formula_and_numbers_stay(cell, written, tmp_path):
-    text = files.csv_text([["a", cell]])
+    text = csv_text([["a", cell]])
     assert list(csv.reader(io.StringIO(text, newline=""))) == [["a", written]]
     tables.write_csv(tmp_path / "t.csv", [{"name": cell, "x": 0.123456789}])
     with (tmp_path / "t.csv").open(newline="") as file:

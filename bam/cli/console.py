@@ -25,7 +25,8 @@ from absl import flags
 from bam.cli import options
 from bam.errors import InputError
 from bam.extras import MissingExtraError, needs
-from bam.files import JsonObject, check_replaceable, visible
+from bam.files import JsonObject, check_replaceable
+from bam.text import visible
 from bam.training import named_configs
 from bam.training.keys import KEYS
 

@@ -13,7 +13,7 @@ import numpy as np
 from absl.flags import FlagValues
 from rich.progress import Progress
 
-from bam import files, tables
+from bam import tables
 from bam.cli import console, screen
 from bam.core.user_table import checked_id
 from bam.data.common import DataError
@@ -22,6 +22,7 @@ from bam.data.sources import parquet
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.images import importing, leaks, listing, packed, persons, pixels, rows
+from bam.text import have, plural
 
 VERBS = ("import", "show")
 # Kind of labels -> loss; "": the loss of the config.
@@ -155,16 +156,14 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
             log(*leaks.lines(folder, examples, options, flags.near_duplicates, pool))
 
     with Progress(transient=True, disable=not sys.stdout.isatty()) as bar:
-        task = bar.add_task(files.plural(len(examples), "image"), total=None)
+        task = bar.add_task(plural(len(examples), "image"), total=None)
         on_shard = lambda ready, num: bar.update(task, completed=ready, total=num)  # noqa: E731
         manifest = importing.run(folder, examples, out, options, workers, on_shard, warn)
     if frames := manifest["first_frames"]:
-        log(
-            f"{files.have(frames, 'file')} several frames or pages: the first is used (NOT PRIVATE)"
-        )
+        log(f"{have(frames, 'file')} several frames or pages: the first is used (NOT PRIVATE)")
     if num := manifest["unoriented"]:
         log(
-            f"{files.have(num, 'NIfTI file')} no orientation (sform and qform code 0): used as "
+            f"{have(num, 'NIfTI file')} no orientation (sform and qform code 0): used as "
             "stored, which may be turned or mirrored (NOT PRIVATE)"
         )
     log(*_lost(manifest), *_unused(examples, options, manifest))
@@ -173,7 +172,7 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
         log(f"left out: {file} ({reason.rpartition(': ')[2]}{reader and '; '}{reader})")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     log(
-        f"{files.plural(listed.num_images, 'image')}: {train:,} to train, {test:,} to test, "
+        f"{plural(listed.num_images, 'image')}: {train:,} to train, {test:,} to test, "
         f"{num_listed - train - test:,} left out"
         + "".join(f", {num:,} {reason}" for reason, num in listed.unused.items())
         + {"class": f"; {len(classes)} classes", "several": f"; {len(classes)} labels each"}.get(
@@ -298,9 +297,9 @@ def show(data: Path, out: str) -> None:
     labels = [np.asarray(split.labels) for split in (train, test)]  # [n], or [n, labels]
     kind = f"{len(names)} {'labels' if labels[0].ndim == 2 else 'classes'}" if names else "numbers"
     console.say(
-        f"{files.plural(len(train.labels), 'image')} to train, {len(test.labels):,} to test, "
+        f"{plural(len(train.labels), 'image')} to train, {len(test.labels):,} to test, "
         f"{shape}; {kind}; "
-        f"{files.plural(left_out, 'file')} left out"
+        f"{plural(left_out, 'file')} left out"
     )
     if names:
         counts = [x.sum(0) if x.ndim == 2 else np.bincount(x, minlength=len(names)) for x in labels]
@@ -313,7 +312,7 @@ def show(data: Path, out: str) -> None:
         sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]
         each = f"{sizes.min()} to {sizes.max()} images each, median {np.median(sizes):g}"
         if sizes.min() == sizes.max():
-            each = f"{files.plural(sizes[0], 'image')} each"
+            each = f"{plural(sizes[0], 'image')} each"
         console.say(f"{len(sizes):,} users to train, {each}: NOT PRIVATE, as are the images below")
     if out:
         from bam.images import sheet  # it needs the extra `plots`

@@ -22,6 +22,7 @@ from bam.extras import MissingExtraError
 from bam.files import JsonObject
 from bam.images import pixels
 from bam.release import load, predict
+from bam.text import csv_text, have, plural, visible
 
 MOST_LISTED = 12  # classes whose recall is printed
 
@@ -52,13 +53,13 @@ def see(flags: FlagValues, arguments: Sequence[str]) -> None:
     empty, workers = list[Path](), os.cpu_count() or 1
     outputs = predict.outputs_of(released, preprocessing, [*images], workers, empty.append)
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
-        description = files.plural(len(images), "image")
+        description = plural(len(images), "image")
         predicted = list(bar.track(outputs, len(images), description=description))
     if empty:
         fitted = " × ".join(map(str, preprocessing.shape))
         ends = "no window" if preprocessing.window is None else f"window {preprocessing.window}"
         _say(
-            f"warning: {files.have(len(empty), 'image')} only one colour at the release's size "
+            f"warning: {have(len(empty), 'image')} only one colour at the release's size "
             f"({fitted}) and {ends}: {empty[0]}"
         )
     for fault in (faults := [x for x in predicted if isinstance(x, DataError)]):
@@ -87,7 +88,7 @@ def _warn(metadata: JsonObject, preprocessing: Preprocessing, images: Sequence[P
         _say(f"warning: the release records only the size of its images, {size}")
     try:
         if num := pixels.check_ranges(images, preprocessing):
-            _say(f"{files.have(num, 'file')} several frames or pages: the first is used")
+            _say(f"{have(num, 'file')} several frames or pages: the first is used")
     except pixels.WindowError as error:  # only a warning: a picture may be dark
         _say(f"warning: {error.what}, and the release has no window")
     except (DataError, MissingExtraError) as error:
@@ -121,11 +122,11 @@ _say = functools.partial(console.say, error=True)  # standard output is the tabl
 def _write(out: str, rows: Sequence[Sequence[str]], kind: str) -> None:
     is_json = (kind or Path(out).suffix.lower().lstrip(".")) == "json"
     if not out and sys.stdout.isatty():
-        rows = [list(map(files.visible, row)) for row in rows]
-    text = json.dumps(_records(rows), indent=1) + "\n" if is_json else files.csv_text(rows)
+        rows = [list(map(visible, row)) for row in rows]
+    text = json.dumps(_records(rows), indent=1) + "\n" if is_json else csv_text(rows)
     content = text.encode(errors="backslashreplace")  # file names need not be UTF-8
     if out:
         files.write_bytes(Path(out), content)
-        console.say(f"{files.plural(len(rows) - 1, 'image')} in {out}")
+        console.say(f"{plural(len(rows) - 1, 'image')} in {out}")
     else:
         sys.stdout.buffer.write(content)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from bam import files
 from bam.cli import console
 from bam.tables import Columns, Row, is_left, markdown
+from bam.text import visible
 
 
 def show(
@@ -30,7 +30,7 @@ def show(
     except ModuleNotFoundError:  # the extra `train` brings rich
         console.show("\n\n".join(filter(None, (title, markdown(columns, rows, left)))))
         return
-    cell = lambda text: Text(files.visible(text))  # noqa: E731 (rich reads brackets in a str as markup)
+    cell = lambda text: Text(visible(text))  # noqa: E731 (rich reads brackets in a str as markup)
     screen = Console(width=None if sys.stdout.isatty() else 180)
     names, optional = list(columns), [x for x in list(columns)[1:] if x not in always]
     while True:

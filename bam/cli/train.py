@@ -7,11 +7,12 @@ from pathlib import Path
 import jax
 from absl.flags import FlagValues
 
-from bam import files, waits
+from bam import waits
 from bam.cli import console
 from bam.core import processes
 from bam.models.vision_transformer import PATCH
 from bam.privacy.rounding import rounded_up
+from bam.text import short_list
 from bam.training import devices, loading, loop, rundir, tuning
 
 
@@ -152,7 +153,7 @@ def _num_averaged(figures: dict) -> str:
     if not without:
         return ""
     unit = "classes; no test image" if by_class == "recall/" else "labels; all or no test images"
-    return f" (of {len(each) - len(without)} of {len(each)} {unit}: {files.short_list(without, 3)})"
+    return f" (of {len(each) - len(without)} of {len(each)} {unit}: {short_list(without, 3)})"
 
 
 def describe_row(row: dict) -> str:

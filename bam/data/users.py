@@ -20,6 +20,7 @@ from bam.data.common import DataError, Split, check_memory, manifest
 from bam.data.datasets import Dataset
 from bam.data.stream import select
 from bam.errors import InputError
+from bam.text import have
 
 
 def column(folder: Path | None) -> str:
@@ -71,7 +72,7 @@ def with_test_ids(
         return dataset
     if num := len(np.intersect1d(train, test)):
         log(
-            f"NOT PRIVATE: {files.have(num, 'user')} rows in training and in test, so test figures "
+            f"NOT PRIVATE: {have(num, 'user')} rows in training and in test, so test figures "
             f"look too good: put all rows of a user in one split (column {column} of {folder})"
         )
     return dataset._replace(test_users=test)

@@ -27,11 +27,12 @@ from jax.extend.core import ClosedJaxpr
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Float16, Num
 
-from bam import files, memory, waits
+from bam import memory, waits
 from bam.data.common import DataError
 from bam.data.datasets import Dataset
 from bam.data.stream import StoredImages, content
 from bam.files import keep, make_folder, replace
+from bam.text import plural
 
 # Images `[n, h, w, c]`, float32 in [0, 1] -> features `[n, h', w', c']`, each row from its image.
 FeatureMap = Callable[[Float[np.ndarray | Array, "n h w c"]], Float[Array, "n h2 w2 c2"]]
@@ -170,7 +171,7 @@ def loaded_or_computed(
         if fits and stored_program == program and _is_close(stored[probed], expected):
             return stored
         log(f"{file} has other features than this map: computing them again")
-    log(f"features of {files.plural(len(images), 'image')}, computed once and kept in {folder}")
+    log(f"features of {plural(len(images), 'image')}, computed once and kept in {folder}")
     features = _all_rows(computed, images, log)
     try:
         make_folder(folder)
@@ -252,7 +253,7 @@ def in_chunks(
     began, chunks = time.perf_counter(), [chunk(0)]
     later = range(CHUNK, len(images), CHUNK)
     about = len(later) * (time.perf_counter() - began)
-    num = files.plural(len(images), "image")
+    num = plural(len(images), "image")
     with waits.awaited(log, f"computing features of {num}", about):
         chunks += map(chunk, later)
     return np.concatenate(chunks)

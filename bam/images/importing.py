@@ -24,6 +24,7 @@ from bam.extras import needs
 from bam.files import JsonObject
 from bam.images import pixels, rows
 from bam.images.listing import SPLITS, Example, Listed
+from bam.text import plural
 
 with needs("data"):
     import pyarrow as pa
@@ -216,7 +217,7 @@ def without_other_dicom(
         first = min(x.file for x, y in types.items() if y == kind)
         danger = ", which may show a patient's name" * (kind == pixels.BURNT_IN)
         done = "imported by --all_dicom" if all_dicom else "left out; --all_dicom imports them"
-        num_files = files.plural(num, "DICOM file")
+        num_files = plural(num, "DICOM file")
         log(f"NOT PRIVATE: {num_files} ({kind}{danger}), as {first}: {done}")
     if all_dicom or not counts:
         return listed

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse, spatial
 
-from bam import files
 from bam.data.common import DataError
 from bam.data.preprocessing import Target
 from bam.images import importing, pixels
 from bam.images.listing import Example
+from bam.text import have, plural
 
 FEW = 10  # test images of a class; with fewer its figures are mostly chance
 LARGE = 30  # a label beyond it is hardly reached by a few hundred clipped steps
@@ -47,7 +47,7 @@ def lines(
     for kind, groups in kinds.items():
         for difference, values in attributes.items():
             if num := sum(len({values[x] for x in group}) > 1 for group in groups):
-                warnings.append(f"{files.have(num, 'picture')} copies {difference} ({kind})")
+                warnings.append(f"{have(num, 'picture')} copies {difference} ({kind})")
         if groups and not users[0]:
             num = sum(map(len, groups)) - len(groups)
             copies = "1 picture is a copy" if num == 1 else f"{num:,} pictures are copies"
@@ -59,12 +59,12 @@ def lines(
             f"{x} ({images[x, 'train']:,} to train, {images[x, 'test']:,} to test)"
             for x in small[:12]
         ) + (", …" if small[12:] else "")
-        classes_have = files.have(len(small), "class")
+        classes_have = have(len(small), "class")
         is_hashed = not any(x.split for x in examples)
         units = importing.units_of_classes(examples)
         least = min(len(units.get(x, ())) for x in options.classes)
         num = min(FEW, max(1, least // 5))
-        taken = files.plural(num, "user") if users[0] else f"{num}"
+        taken = plural(num, "user") if users[0] else f"{num}"
         remedy = f"; --stratify={num} takes {taken} of each class"
         remedy *= is_hashed and least > 1
         warnings.append(
@@ -137,10 +137,10 @@ def _user_warnings(examples: Sequence[Example]) -> list[str]:
     images = Counter(x.user for x in examples if x.user)
     warnings, ways = [], {(x.user, x.written) for x in examples if x.user}
     if several := sum(num > 1 for num in Counter(user for user, _ in ways).values()):
-        are = f"{files.plural(several, 'user')} {'is' if several == 1 else 'are'}"
+        are = f"{plural(several, 'user')} {'is' if several == 1 else 'are'}"
         warnings.append(f"{are} written in several ways, as 12 and 0012 are (docs/users.md)")
     if same := len(images) - len(set(map(_look, images))):
-        num = files.plural(same, "user")
+        num = plural(same, "user")
         warnings.append(f"{num} spelled like another but for case or spaces: the same person?")
     if (most := max(images.values(), default=0)) > len(examples) / 2:
         sums = {k: sum(min(k, x) for x in images.values()) for k in (1, 4, 16, 64)}

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from bam import files
 from bam.core.user_table import checked_id, is_missing, user_id
 from bam.data.common import DataError
 from bam.errors import InputError
 from bam.images import masks, rows
+from bam.text import plural, short_list
 
 SUFFIXES = (  # from .dcm on they need packages of extras
     ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".jp2",
@@ -152,7 +152,7 @@ def in_class_folders(
     _check_classes(folder, Counts(x.label for x in examples), labels, least, also, log)
     if nested and not users:
         log(
-            f"NOT PRIVATE: images of the classes {files.short_list(labels)} lie in {len(nested):,} "
+            f"NOT PRIVATE: images of the classes {short_list(labels)} lie in {len(nested):,} "
             f"subfolder{'s' * (len(nested) > 1)}. If each of these is a person, add "
             "--user_from=folder: otherwise ε protects one image. If they are the classes, move "
             "them up one level"
@@ -168,7 +168,7 @@ def _warn_of_inner(examples: Sequence[Example], depth: int, log: rows.Log) -> No
     """Logs that folders below the users' may be the persons, as in FOLDER/CLASS/SITE/PERSON."""
     above = [Path(x.file).parts[:-1] for x in examples]
     if inner := {x[: depth + 2] for x in above if len(x) > depth + 1}:
-        num = files.plural(len(inner), "folder")
+        num = plural(len(inner), "folder")
         log(
             "NOT PRIVATE: the folder directly below a class is taken as the user, and images lie "
             f"in {num} below users' folders, as {'/'.join(min(inner))}. If these are the persons, "
@@ -184,7 +184,7 @@ def with_test(
     DataError for a class that only the test folder has, and for a file in both folders.
     """
     if more := sorted({x.label for x in test.examples} - {x.label for x in train.examples}):
-        raise DataError(f"{test_folder} has classes that {folder} lacks: {files.short_list(more)}")
+        raise DataError(f"{test_folder} has classes that {folder} lacks: {short_list(more)}")
     path = os.path.relpath(os.path.realpath(test_folder), os.path.realpath(folder))
     moved = [x._replace(file=os.path.join(path, x.file)) for x in test.examples]
     unused = train.unused + test.unused
@@ -253,7 +253,7 @@ def in_table(
     if rest := sorted(path for identity, path in on_disk.items() if identity not in used):
         unused["in no row of the table"] = len(rest)
         first = rows.printable(str(rest[0].relative_to(folder)))
-        num = files.plural(len(rest), "image")
+        num = plural(len(rest), "image")
         log(f"{num} of the folder without a row in the table: not used (for example {first})")
     # A repeated row is not a second image, so its count goes into no sum of images.
     unique = _unique(folder, table, examples, Counts(), log)
@@ -400,8 +400,8 @@ def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]])
     full = {rows.normal(x.relative_to(folder).parts[0]) for x in images if x.parent != folder}
     if splits and (classes := sorted(full.difference(splits))):
         raise DataError(
-            f"{folder} mixes split folders ({files.short_list(splits)}) with others "
-            f"({files.short_list(classes)}): move the classes into the split folders, and rename a "
+            f"{folder} mixes split folders ({short_list(splits)}) with others "
+            f"({short_list(classes)}): move the classes into the split folders, and rename a "
             "class that is called like a split"
         )
     while len(inside) == 1 and not splits:
@@ -430,7 +430,7 @@ def _check_classes(
     folder: Path, images: Counts, labels: list[str], least: int, also: str, log: rows.Log
 ) -> None:
     """DataError for a class with fewer than `least` images; logs names that are odd for a class."""
-    counts = files.short_list([f"{name} {images[name]:,}" for name in labels]) + " (NOT PRIVATE)"
+    counts = short_list([f"{name} {images[name]:,}" for name in labels]) + " (NOT PRIVATE)"
     also = f"; ignored: {also}" if also else ""
     if not images:
         beside = sorted(x.name for x in folder.iterdir() if x.suffix.lower() in rows.SUFFIXES)
@@ -453,7 +453,7 @@ def _check_classes(
         or masks.is_folder(name.strip(), only=True)
     ]
     if odd:
-        log(f"unusual class names: {files.short_list(odd)}. Images of each class: {counts}")
+        log(f"unusual class names: {short_list(odd)}. Images of each class: {counts}")
 
 
 def _masks(images: Sequence[Path]) -> dict[Path, list[list[Path]]]:
@@ -504,7 +504,7 @@ def _rows_without_masks(
         raise DataError(f"{table}: each row names a mask, as {left_out[0].place}: add --masks")
     if left_out:
         unused["masks"] = len(left_out)
-        num = files.plural(len(left_out), "row")
+        num = plural(len(left_out), "row")
         log(f"{num} left out for naming masks, as {left_out[0].place}: --masks uses them")
     remaining = [x for x in examples if _identity(folder / x.file) not in of_images]
     _warn_of_words(remaining, log)
@@ -586,7 +586,7 @@ def _divided(
     validation = validation or ("train" if images["train"] and images["test"] else "test")
     if images["validation"]:
         moved = "left out" if validation == "leave" else f"put in the {validation} split"
-        num = files.plural(images["validation"], "validation image")
+        num = plural(images["validation"], "validation image")
         log(f"{num} {moved}: --validation=leave, train or test changes that")
     into = {"validation": validation}
     moved_examples = [x._replace(split=into.get(x.split, x.split)) for x in examples]
@@ -598,7 +598,7 @@ def _divided(
         log("there is no test split, so a hash chooses a share (--test) of the images for it")
         return [x._replace(split="") for x in remaining]
     if not splits & {"train", ""}:
-        raise DataError(f"{source}: no training images, but {files.short_list(sorted(images))}")
+        raise DataError(f"{source}: no training images, but {short_list(sorted(images))}")
     return remaining
 
 
@@ -623,7 +623,7 @@ def _unique(
                 "or split: remove one"
             )
     if repeated := len(examples) - len(first):
-        num = files.plural(repeated, "further name")
+        num = plural(repeated, "further name")
         log(f"{num} of a listed file, with equal label, user and split: each file counts once")
         unused[MORE_NAMES] += repeated
     return list(first.values())
@@ -656,7 +656,7 @@ def _finder(folder: Path, table: Path, images: Sequence[Path]) -> Callable[[str,
         meant = sorted(set[str]().union(*(index.get(key(x), ()) for x in paths)))
         if len(meant) == 1:
             return meant[0]
-        choices = f"; several could be meant: {files.short_list(meant)}" if meant else ""
+        choices = f"; several could be meant: {short_list(meant)}" if meant else ""
         raise DataError(f"{location}: no file {text[:200]} in {folder}{choices}")
 
     return find

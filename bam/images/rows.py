@@ -17,6 +17,7 @@ import numpy as np
 from bam import files
 from bam.data.common import DataError
 from bam.data.sources import parquet
+from bam.text import one_line, short_list
 
 Log: TypeAlias = Callable[[str], None]
 
@@ -185,7 +186,7 @@ def column(table: Path, header: list[str], name: str) -> int:
     indices = [i for i, x in enumerate(header) if x == name]
     indices = indices or [i for i, x in enumerate(header) if x.casefold() == name.casefold()]
     if len(indices) != 1:
-        seen = files.one_line(files.short_list(header))[:300]
+        seen = one_line(short_list(header))[:300]
         many = f"{len(indices)} columns" if indices else "no column"
         raise DataError(f"{table}: {many} {name} among {seen}")
     return indices[0]

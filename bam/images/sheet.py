@@ -9,6 +9,7 @@ from bam import files
 from bam.data.common import Split
 from bam.data.preprocessing import Target
 from bam.extras import needs
+from bam.text import literal
 
 with needs("plots"):
     from matplotlib.figure import Figure
@@ -27,7 +28,7 @@ def draw(split: Split, classes: Sequence[str], path: Path, target: Target) -> No
     if classes:
         masks = labels.T == 1 if labels.ndim == 2 else [labels == k for k in range(len(classes))]
         rows = [np.flatnonzero(x)[:COLUMNS] for x in masks][:MOST_ROWS]
-        titles = [[files.literal(name)] for name in classes]
+        titles = [[literal(name)] for name in classes]
     else:
         ranks = np.linspace(0, len(labels) - 1, min(3 * COLUMNS, len(labels))).astype(int)
         order = np.argsort(labels, axis=None, kind="stable")[ranks]

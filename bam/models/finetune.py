@@ -21,6 +21,7 @@ from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonMapping
 from bam.models import lora, pretrained
+from bam.text import short_list
 
 with needs("train"):
     import safetensors.numpy
@@ -173,4 +174,4 @@ def _matching(key: str, pattern: str, leaves: JsonMapping) -> set[str]:
 
 def _in_line(names: Collection[str], most: int = 3) -> str:
     """The first names in order, and the number of the others."""
-    return files.short_list(sorted(names), most)
+    return short_list(sorted(names), most)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from bam import files
 from bam.core import scalars, user_table
 from bam.core.sampling import PaddedBatch, pad
 from bam.errors import InputError
@@ -24,6 +23,7 @@ from bam.privacy import accounting, mechanisms, pld
 from bam.privacy.accounting import PoissonSteps, poisson_steps
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism
 from bam.privacy.rounding import rounded_down, rounded_up
+from bam.text import plural
 
 SMALLEST_DELTA = 1e-100  # so that a share of it does not underflow
 OVERFLOW_SHARE = 1e-3  # share of δ, see `PrivacyPlan.overflow`
@@ -326,12 +326,12 @@ class PrivacyPlan:
 
         `bound` describes the clip, which the plan does not know, such as "clip norm 1".
         """
-        steps = files.plural(self.training_steps, "step", "")
+        steps = plural(self.training_steps, "step", "")
         if not self.private:
             return f"NOT PRIVATE: no clipping, no noise; {steps}"
         epsilon, delta = rounded_up(self.epsilon, ".4g"), rounded_up(self.delta, ".3g")
         sigma = rounded_down(self.noise_multiplier, ".4g")
-        spare = f" and {files.plural(self.spare_steps, 'spare one')}" if self.spare_steps else ""
+        spare = f" and {plural(self.spare_steps, 'spare one')}" if self.spare_steps else ""
         at_most = "at most " if self.num_examples_given else ""
         bound = bound and f", {bound}"
         mu = f"\nGaussian DP, but for delta: mu = {rounded_up(self.mu, '.4g')}" if self.mu else ""

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bam.extras import MissingExtraError, needs
-from bam.files import JsonObject, literal
+from bam.files import JsonObject
+from bam.text import literal
 
 MISSING = ""  # the error, if Matplotlib is missing
 try:

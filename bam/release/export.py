@@ -23,7 +23,7 @@ from bam.core import pytree
 from bam.data import datasets
 from bam.errors import InputError
 from bam.extras import needs
-from bam.files import JsonObject, make_folder, one_line, replace, user_path, write_json, write_text
+from bam.files import JsonObject, make_folder, replace, user_path, write_json, write_text
 from bam.models import lora
 from bam.privacy import checkpoint, statement
 from bam.privacy.run import CHECKPOINTS
@@ -31,6 +31,7 @@ from bam.privacy.selection import CHOSEN
 from bam.provenance import git_commit
 from bam.release.load import WRONG_WEIGHTS, Released, Shapes, build, check_shapes, load
 from bam.release.records import RunRecords, read
+from bam.text import one_line
 from bam.training import parts
 from bam.training.keys import BY_NAME
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from bam.core.gaussian import check_std
 from bam.errors import InputError
-from bam.files import JsonObject, one_line, read_json
+from bam.files import JsonObject, read_json
 from bam.privacy import ledger
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.selection import CHOSEN
 from bam.privacy.statement import is_searched
+from bam.text import one_line
 from bam.training import config as base
 from bam.training import methods
 from bam.training.rundir import as_json, read_rows

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from bam import files
 from bam.extras import needs
-from bam.files import JsonObject, one_line
+from bam.files import JsonObject
 from bam.privacy import statement
 from bam.release import charts, export
 from bam.release.charts import Chart
 from bam.release.records import NOT_PRIVATE, RECORDED, RunRecords
+from bam.text import one_line, plural
 from bam.training import config as base
 from bam.training import methods
 from bam.training.rundir import as_json, divergence, flat
@@ -176,10 +176,10 @@ def _drawn(summary: JsonObject) -> tuple[str, float]:
     if isinstance(recorded, dict) and type(number := recorded.get("number")) is int:
         if recorded.get("unit") == "user":
             return (
-                f"{files.plural(number, 'person')} of the test set, with all images of each",
+                f"{plural(number, 'person')} of the test set, with all images of each",
                 number,
             )
-        return files.plural(number, "test image"), number
+        return plural(number, "test image"), number
     return "test images", math.inf
 
 

@@ -12,6 +12,7 @@ from bam.models.figures import LOWER_IS_BETTER
 from bam.privacy.rounding import rounded_up
 from bam.sweep import runs
 from bam.sweep.comparison import Runs, Study, is_percent
+from bam.text import plural
 from bam.training import loop
 
 with needs("train"):
@@ -128,7 +129,7 @@ def run_missing(
     trained = runs.by_seed(groups, workdir)
     if num_missing := sum(map(len, groups.values())) - sum(map(len, trained.values())):
         are, them = ("is", "it") if num_missing == 1 else ("are", "them")
-        unfinished = f"{files.plural(num_missing, 'run')} {are} not finished"
+        unfinished = f"{plural(num_missing, 'run')} {are} not finished"
         log(f"{unfinished}; the same command continues {them}")
     return trained
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import optax
 
-from bam import files
 from bam.core.scalars import Number
 from bam.errors import InputError
+from bam.text import plural
 
 # `(peak, number of steps)` -> optax's schedule.
 SCHEDULES: dict[str, Callable[[Number, int], optax.Schedule]] = {
@@ -59,7 +59,5 @@ def learning_rate(schedule: Schedule, peak: Number) -> Number | optax.Schedule:
 def in_words(schedule: Schedule) -> str:
     """The words on the rate in the printed plan; "" for a constant rate."""
     falls = {"constant": "", "linear": "falls to 0 in a line", "cosine": "falls to 0 as a cosine"}
-    rises = (
-        f"rises over {files.plural(schedule.warmup_steps, 'step')}" if schedule.warmup_steps else ""
-    )
+    rises = f"rises over {plural(schedule.warmup_steps, 'step')}" if schedule.warmup_steps else ""
     return " and then ".join(x for x in (rises, falls[schedule.name]) if x)

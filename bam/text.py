@@ -1,0 +1,97 @@
+"""Texts for people: plurals, short lists, and a stranger's characters made harmless."""
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+
+def short_list(names: Sequence[str], most: int = 12) -> str:
+    """The first `most` names, in their order, and the number of further ones.
+
+    Examples:
+      >>> short_list(["a", "b", "c"], most=2)
+      'a, b and 1 more'
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def plural(num: int, noun: str, form: str = ",") -> str:
+    """A number with its noun, which has the plural unless the number is 1.
+
+    Examples:
+      >>> plural(1, "image"), plural(3000, "class")
+      ('1 image', '3,000 classes')
+    """
+    ending = "" if num == 1 else "es" if noun.endswith("s") else "s"
+    return f"{num:{form}} {noun}{ending}"
+
+
+def have(num: int, noun: str) -> str:
+    """`plural` with its verb: `1 file has`, `3,000 files have`."""
+    return f"{plural(num, noun)} {'has' if num == 1 else 'have'}"
+
+
+def one_line(value: Any, without: str = "`|") -> Any:
+    """A JSON value whose texts and keys have spaces for unprintable characters and `without`.
+
+    Records that go into Markdown may be a stranger's. A line break, a backtick or a bar could end a
+    line, a code or a cell, and the text after it would pass for bam's.
+    """
+    if isinstance(value, dict):
+        return {one_line(key, without): one_line(x, without) for key, x in value.items()}
+    if isinstance(value, list):
+        return [one_line(x, without) for x in value]
+    if isinstance(value, str):
+        return "".join(c if c.isprintable() and c not in without else " " for c in value)
+    return value
+
+
+def visible(text: str, keep: str = "") -> str:
+    r"""A text with unprintable characters written as escapes, except those in `keep`.
+
+    File, folder and class names may be a stranger's. An escape sequence in them could overwrite
+    bam's text on a terminal, and a mark of direction could reverse it.
+
+    Examples:
+      >>> visible("scan\x1b[2J\u202egnp.exe\n")
+      'scan\\x1b[2J\\u202egnp.exe\\n'
+    """
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def literal(text: str) -> str:
+    r"""A text that Matplotlib draws letter by letter, for titles and legends.
+
+    Examples:
+      >>> literal("$\\frac{$")
+      '\\$\\frac{\\$'
+    """
+    text = visible(text).replace("$", r"\$")  # a bare `$` begins a formula
+    return f" {text}" if text.startswith("_") else text  # which a legend would leave out
+
+
+# The first character of a spreadsheet's formula, also in full width, unless a number follows.
+_FORMULA = re.compile(r"(?![+-]?\d+(\.\d*)?(e[+-]?\d+)?\Z)[=+\-@\t\r\n＝＋－＠]", re.ASCII | re.I)
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    r"""Rows as CSV, with an apostrophe before each text that a spreadsheet would take as a formula.
+
+    A name like `=HYPERLINK("http://…")` may be a stranger's, and opening the table would run it.
+    Numbers, also in a text, stay as they are.
+
+    Examples:
+      >>> csv_text([["=1+1", "-1.5", -1.5, "a,b"]])
+      '\'=1+1,-1.5,-1.5,"a,b"\n'
+    """
+    is_formula = lambda x: isinstance(x, str) and _FORMULA.match(x)  # noqa: E731
+    # The writer quotes the characters of its line end. With "\n" alone, a bare "\r" in a text would
+    # begin a new row.
+    line = csv.writer(SimpleNamespace(write=str), lineterminator="\r\n").writerow
+    safe = ([f"'{x}" if is_formula(x) else x for x in row] for row in rows)
+    return "".join(str(line(row)).removesuffix("\r\n") + "\n" for row in safe)
