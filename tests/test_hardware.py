@@ -13,9 +13,10 @@ import pytest
 
 from bam.cli import console
 from bam.data import datasets
-from bam.training import ahead
-from bam.training.ahead import collectives, num_bytes
 from configs import digits
+from scripts.benchmarks import ahead
+from scripts.benchmarks.ahead import collectives, num_bytes
+from tests.cases import run_command
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,6 +49,21 @@ def test_bytes_of_a_type():
 def test_a_target_that_cannot_be_is_one_line(target):
     with pytest.raises(ValueError, match=r"unknown target .*: give KIND:SHAPE, as v5e:1x1"):
         ahead.kind_of(target)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("--target=v5e:2x2",), "--config is required: NAME:METHOD of a shipped config"),
+        (("--config=digits:dp_sgd",), "--target is required: for example v5e:1x1"),
+        (("--config=digits:dp_sgd", "--target=z"), "unknown target 'z': give KIND:SHAPE"),
+    ],
+)
+def test_the_script_says_in_one_line_what_it_lacks_and_writes_nothing(given, message, tmp_path):
+    file = tmp_path / "answer.json"
+    done = run_command("scripts.benchmarks.hardware", *given, f"--out={file}")
+    assert done.returncode == 2 and not file.exists()
+    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
 
 
 def test_a_microbatch_that_is_no_number_is_refused():
@@ -118,11 +134,11 @@ def test_a_gather_of_the_data_would_be_seen():
 
 @pytest.mark.skipif(not importlib.util.find_spec("libtpu"), reason="libtpu is not installed")
 def test_a_step_compiles_for_eight_tpus_with_one_sum_between_them(tmp_path):
-    command = [sys.executable, "-m", "bam", "hardware", "--config=configs/digits.py:dp_sgd"]
+    command = [sys.executable, "-m", "scripts.benchmarks.hardware", "--config=digits:dp_sgd"]
     command += ["--config.dataset.name=mnist", "--config.model.width=4", "--target=v5e:2x4"]
     file = tmp_path / "answer.json"
     environ = os.environ | {"XLA_FLAGS": ""}  # libtpu ends at some of the suite's, which are CPUs'
-    done = subprocess.run([*command, f"--json={file}"], env=environ, capture_output=True, text=True)
+    done = subprocess.run([*command, f"--out={file}"], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answer = json.loads(file.read_text())
     assert answer["compiles"] and answer["fits"] and answer["num_devices"] == 8

@@ -84,7 +84,6 @@ COMMANDS = [
     ("bam", "data", "import", "images", "--out=data", "--user_column=name"),
     ("bam", "data", "import", "images", "--out=data", "--size=8"),
     ("bam", "data", "show", "data"),
-    ("bam", "hardware", "--config=digits:dp_sgd", "--target=z"),
 ]
 
 

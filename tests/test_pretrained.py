@@ -18,9 +18,10 @@ from bam.data import datasets
 from bam.models import finetune, pretrained
 from bam.privacy import statement
 from bam.release import export
-from bam.training import ahead, examples, loop, parts, rundir
 from bam.training import config as base
+from bam.training import examples, loop, parts, rundir
 from configs import digits
+from scripts.benchmarks import ahead
 from tests import cases
 from tests.cases import assert_close, assert_same_bits, distance, random_images, refused
 

@@ -17,9 +17,10 @@ from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.features import extraction
 from bam.images import importing, listing
-from bam.training import ahead, loading, loop
+from bam.training import loading, loop
 from bam.training.loop import Feed
 from configs import digits
+from scripts.benchmarks import ahead
 from tests import prepared_folder
 from tests.cases import Command, assert_same_bits, forget_data, run_command
 

@@ -9,8 +9,7 @@ import pytest
 
 from bam import models
 from bam.models.layers import conv2d, convolutions_as
-from bam.training import arithmetic
-from scripts.benchmarks import cold_case, timing
+from scripts.benchmarks import arithmetic, cold_case, timing
 from tests.cases import run_command
 
 

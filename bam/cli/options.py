@@ -99,7 +99,6 @@ MANY_RUNS = (
 ONE_MECHANISM = (
     *("noise_multiplier", "target_epsilon", "sampling_prob", "num_steps", "accountant", "plot"),
 )
-EXAMPLES = "v5e:1x1, v5e:2x4, v5e:16x16, v6e:2x2, v5p:2x2x1, h100, h100:8, h200, b200"
 
 
 def _private_search_flags_alone(values: flags.FlagValues) -> bool:
@@ -596,25 +595,6 @@ the sum of their δ this gives at most the sum of their ε, and usually much les
                 lambda values: values.plan or values.num_steps is not None,
                 "--num_steps is required: T, the number of steps",
             ),
-        ),
-    ),
-    "hardware": Command(
-        "compiles a run for absent GPUs or TPUs, and says whether it fits",
-        """\
-bam hardware --config=configs/cifar10_medium.py:bam_sam --target=v5e:2x2
-
-TARGET is v5e, v5p or v6e with a topology, or h100, h200 or b200 with or without
-a number of devices, as h100:8. The command needs the vendor's compiler (the
-extra `tpu` or `cuda`), but not the device. It compiles the run's real step for
-the real number of devices. Images are blank, so the public data sets need not
-be on this machine. It runs nothing and estimates no time.
-""",
-        (
-            Flag("config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD",
-                 required=True),
-            Flag("target", "", f"for example {EXAMPLES}", required=True),
-            Flag("json", "", "JSON file for the answer; '': none"),
-            Flag("size", 0, "height and width of streamed images; 0: the data's", least=0),
         ),
     ),
 }  # fmt: skip

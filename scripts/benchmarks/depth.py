@@ -21,8 +21,8 @@ from bam.core import oracles
 from bam.errors import InputError
 from bam.sweep import plot
 from bam.sweep.plot import plt
-from bam.training import ahead, devices, diagnostics, methods
-from scripts.benchmarks import timing
+from bam.training import devices, diagnostics, methods
+from scripts.benchmarks import ahead, timing
 from scripts.benchmarks.performance import LABELS
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .png are written")

@@ -15,8 +15,8 @@ from absl import flags
 from bam import files, models, tables
 from bam.cli import console
 from bam.files import JsonObject
-from bam.training import ahead, methods
-from scripts.benchmarks import performance, timing
+from bam.training import methods
+from scripts.benchmarks import ahead, performance, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
 _SECONDS = flags.DEFINE_float("seconds", 540, "time for all settings", lower_bound=1)

@@ -17,8 +17,8 @@ from bam import models
 from bam.cli import console
 from bam.files import JsonMapping
 from bam.models import layers
-from bam.training import arithmetic, trainer, tuning
-from scripts.benchmarks import performance, timing
+from bam.training import trainer, tuning
+from scripts.benchmarks import arithmetic, performance, timing
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step; a quarter with views", 1)

@@ -13,7 +13,8 @@ from jaxtyping import PyTree
 from bam import files, provenance
 from bam.core import sampling
 from bam.files import JsonMapping, JsonObject
-from bam.training import ahead, devices, trainer
+from bam.training import devices, trainer
+from scripts.benchmarks import ahead
 from scripts.benchmarks.cold_case import Numbers
 
 

@@ -26,7 +26,8 @@ from bam.extras import needs
 from bam.features import extraction
 from bam.files import JsonObject
 from bam.models import finetune, layers
-from bam.training import arithmetic, examples, loading, parts, trainer
+from bam.training import examples, loading, parts, trainer
+from scripts.benchmarks import arithmetic
 
 with needs("train"):
     from ml_collections import ConfigDict
