@@ -21,7 +21,7 @@ from bam.release import export
 from bam.training import config as base
 from bam.training import examples, loop, parts, rundir
 from configs import digits
-from scripts.benchmarks import ahead
+from scripts.benchmarks import arithmetic
 from tests import cases
 from tests.cases import assert_close, assert_same_bits, distance, random_images, refused
 
@@ -346,7 +346,9 @@ def test_a_run_older_than_a_key_is_not_continued(tmp_path):
 
 
 def test_arithmetic_is_found_for_the_trained_part():
-    last, every = (ahead.flop_per_step(tiny(trainable=names), own_data()) for names in (HEAD, ""))
+    last, every = (
+        arithmetic.flop_per_step(tiny(trainable=names), own_data()) for names in (HEAD, "")
+    )
     # Forwards 2·(16·4 + 4·3); backwards the head's kernel; for all, also its inputs and Dense_0's.
     assert last == 20 * 2 * (64 + 12 + 12)
     assert every == 20 * 2 * (64 + 12 + 12 + 12 + 64)

@@ -7,30 +7,25 @@ import importlib.util
 import math
 import os
 import re
-import time
 from collections import Counter
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 from jaxtyping import PyTree
+from ml_collections import ConfigDict
 
 from bam import provenance
 from bam.core import sampling
 from bam.data import datasets
 from bam.data.stream import select
 from bam.errors import InputError
-from bam.extras import needs
 from bam.features import extraction
 from bam.files import JsonObject
-from bam.models import finetune, layers
-from bam.training import examples, loading, parts, trainer
-from scripts.benchmarks import arithmetic
-
-with needs("train"):
-    from ml_collections import ConfigDict
+from bam.models import layers
+from bam.training import loading, parts, trainer
+from scripts.benchmarks import arithmetic, timing
 
 GIB = 2**30
 COLLECTIVE = r" = (.+?) (all-(?:reduce|gather|to-all)|reduce-scatter|collective-\w+)(-start)?\("
@@ -169,7 +164,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
         "num_steps": built.plan.num_steps,
         "expected_batch_size": built.plan.expected_batch_size,
         "num_params": built.num_params,
-        "flop_per_step": flop_per_step(config, dataset),
+        "flop_per_step": arithmetic.flop_per_step(config, dataset),
         "collectives": collectives(program.as_text()),
         "commit": provenance.git_commit(),
         "versions": provenance.versions(),
@@ -208,16 +203,7 @@ def compile_step(
     arguments = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), arguments
     )
-    return built, *compile_timed(built.step, *arguments, donate=(0,))
-
-
-def compile_timed(
-    fn: Callable[..., PyTree], *args: PyTree, donate: tuple[int, ...] = ()
-) -> tuple[PyTree, float]:
-    """Compiles `fn` for `args` without running it; returns the program and the seconds it took."""
-    started = time.perf_counter()
-    compiled = jax.jit(fn, donate_argnums=donate).lower(*args).compile()
-    return compiled, time.perf_counter() - started
+    return built, *timing.compile_timed(built.step, *arguments, donate=(0,))
 
 
 def num_bytes_held(program: PyTree) -> int:
@@ -226,18 +212,6 @@ def num_bytes_held(program: PyTree) -> int:
     # A donated argument lends its memory to a result, which then counts once.
     new = planned.output_size_in_bytes - planned.alias_size_in_bytes
     return planned.argument_size_in_bytes + planned.temp_size_in_bytes + new
-
-
-def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
-    """Multiplications and additions in the gradients of l examples, by the config's method."""
-    module = parts.make_model(config.model, dataset.num_classes)
-    shape = dataset.train.images.shape[1:]
-    # In other formulations, sums over pixels are matrix products, too, and would be counted.
-    model = trainer.models.as_functions(module, shape, convolution="xla")
-    weights = finetune.split(jax.eval_shape(model.init, jax.random.key(0)), config.trainable)
-    gradient = parts.make_gradient(config.method, model.loss)
-    example = examples.example_like(config, shape)
-    return config.expected_batch_size * arithmetic.matrix_flops(gradient, *weights, example)
 
 
 def collectives(text: str) -> list[JsonObject]:

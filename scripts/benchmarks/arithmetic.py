@@ -1,4 +1,4 @@
-"""The number of arithmetic operations of a function, from its trace."""
+"""The number of arithmetic operations of a function or of a step, from its trace."""
 
 import math
 from collections.abc import Callable
@@ -6,6 +6,24 @@ from typing import Any
 
 import jax
 from jaxtyping import PyTree
+from ml_collections import ConfigDict
+
+from bam import models
+from bam.data import datasets
+from bam.models import finetune
+from bam.training import examples, parts
+
+
+def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
+    """Multiplications and additions in the gradients of l examples, by the config's method."""
+    module = parts.make_model(config.model, dataset.num_classes)
+    shape = dataset.train.images.shape[1:]
+    # In other formulations, sums over pixels are matrix products, too, and would be counted.
+    model = models.as_functions(module, shape, convolution="xla")
+    weights = finetune.split(jax.eval_shape(model.init, jax.random.key(0)), config.trainable)
+    gradient = parts.make_gradient(config.method, model.loss)
+    example = examples.example_like(config, shape)
+    return config.expected_batch_size * matrix_flops(gradient, *weights, example)
 
 
 def matrix_flops(fn: Callable[..., PyTree], *args: PyTree) -> int:

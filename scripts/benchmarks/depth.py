@@ -22,7 +22,7 @@ from bam.errors import InputError
 from bam.sweep import plot
 from bam.sweep.plot import plt
 from bam.training import devices, diagnostics, methods
-from scripts.benchmarks import ahead, timing
+from scripts.benchmarks import timing
 from scripts.benchmarks.performance import LABELS
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .png are written")
@@ -134,7 +134,7 @@ def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
         return optax.apply_updates(params, updates), private_grad, key
 
     state = (params, optax.tree.zeros_like(params), bam.seeded_key(0), batch)
-    compiled, seconds = ahead.compile_timed(step, *state)
+    compiled, seconds = timing.compile_timed(step, *state)
     return functools.partial(compiled, *state), seconds
 
 

@@ -16,7 +16,7 @@ from bam import files, models, tables
 from bam.cli import console
 from bam.files import JsonObject
 from bam.training import methods
-from scripts.benchmarks import ahead, performance, timing
+from scripts.benchmarks import arithmetic, performance, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
 _SECONDS = flags.DEFINE_float("seconds", 540, "time for all settings", lower_bound=1)
@@ -80,7 +80,7 @@ def _timed(method: str, convolution: str, microbatch: int, views: int) -> dict[s
     call, _ = timing.step_of(built, _BATCH.value)
     seconds = timing.measure({"step": call}, _STEPS.value, repeats=1)["step"]
     ms = 1e3 * min(seconds) / _BATCH.value
-    flop = ahead.flop_per_step(built.config, built.dataset) / _BATCH.value
+    flop = arithmetic.flop_per_step(built.config, built.dataset) / _BATCH.value
     return {
         "method": method, "convolution": convolution, "microbatch": microbatch, "views": views,
         "ms": ms, "tflops": flop / ms / 1e9,

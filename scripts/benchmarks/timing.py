@@ -14,7 +14,6 @@ from bam import files, provenance
 from bam.core import sampling
 from bam.files import JsonMapping, JsonObject
 from bam.training import devices, trainer
-from scripts.benchmarks import ahead
 from scripts.benchmarks.cold_case import Numbers
 
 
@@ -35,8 +34,17 @@ def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTre
     """
     train = built.place(built.dataset.train)
     state, constants = built.init(0), (train, sampling.pad(np.arange(batch), batch, 0, 0))
-    compiled, seconds = ahead.compile_timed(built.step, state, *constants, donate=(0,))
+    compiled, seconds = compile_timed(built.step, state, *constants, donate=(0,))
     return compiled, seconds, state, constants
+
+
+def compile_timed(
+    fn: Callable[..., PyTree], *args: PyTree, donate: tuple[int, ...] = ()
+) -> tuple[PyTree, float]:
+    """Compiles `fn` for `args` without running it; returns the program and the seconds it took."""
+    started = time.perf_counter()
+    compiled = jax.jit(fn, donate_argnums=donate).lower(*args).compile()
+    return compiled, time.perf_counter() - started
 
 
 def step_of(built: trainer.Trainer, batch: int) -> tuple[Callable[[], PyTree], float]:
