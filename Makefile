@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install demo test test-all test-flags test-lowest bench accelerator bench-peers bench-cold audit-deps docs dist lint types check format clean
+.PHONY: install demo test test-all test-flags test-lowest bench accelerator bench-peers bench-cold hardware audit-deps docs dist lint types check format clean
 
 install: .venv/installed
 .venv/installed: EXTRAS := dev
@@ -79,6 +79,18 @@ $(PEERS)/installed: pyproject.toml constraints.txt
 	  -e '.[train]' jax-privacy 'opacus>=1.6'
 	touch $@
 
+# Whether a run compiles and fits on a TPU or GPU that is not here (docs/accelerators.md), by its
+# compiler in an environment of its own: 2 GB, a GPU's 6 GB.
+CONFIG ?= cifar10:dp_sgd
+TARGET ?= v5e:2x2
+COMPILER = .venv-$(if $(filter v%,$(TARGET)),tpu,cuda)
+hardware: $(COMPILER)/installed
+	$(COMPILER)/bin/python -m scripts.benchmarks.hardware --config=$(CONFIG) --target=$(TARGET)
+.venv-tpu/installed .venv-cuda/installed: .venv-%/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,$*]'
+	touch $@
+
 # Known vulnerabilities of the pinned packages, from the network; without it, it says so.
 AUDIT := .venv-audit
 audit-deps: $(AUDIT)/installed
@@ -130,4 +142,4 @@ format: install
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv .venv-peers .venv-audit .venv-docs .venv-dist .venv-lowest site dist .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .venv-peers .venv-tpu .venv-cuda .venv-audit .venv-docs .venv-dist .venv-lowest site dist .mypy_cache .pytest_cache .ruff_cache

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,7 @@ def wheel(tmp_path_factory):
     def make(source):
         for name in ("pyproject.toml", "README.md", "LICENSE"):
             shutil.copy(ROOT / name, source)
-        for name in ("bam", "configs"):
+        for name in ("bam", "configs", "scripts", "examples"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / name, source / name, ignore=ignored)
         build = "import setuptools.build_meta as b; b.build_wheel('.')"
@@ -148,6 +149,14 @@ def test_the_wheels_commands_and_configs_work_away_from_any_clone(core, tmp_path
         done = bam(*command)
         assert done.returncode == 0, done.stderr
     assert (tmp_path / "run/report.html").exists() and (tmp_path / "release/PRIVACY.md").exists()
+
+
+def test_the_wheel_has_bam_alone_and_no_script_that_stands_beside_it(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"bam", "bam_dp"}
+    assert "bam/_shipped/configs/digits.py" in names and "bam/text.py" in names
+    assert (wheel.parent / "scripts/benchmarks/hardware.py").exists()  # the control
 
 
 PRIVACY = ("privacy", "--target_epsilon=2", "--sampling_prob=1", "--num_steps=2")
