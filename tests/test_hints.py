@@ -18,7 +18,7 @@ GENERAL = {DEBUG.name, *HELP}
 ALIASES = {"seeds"}
 OTHER_PROGRAMS = {
     "git": {"porcelain", "error-unmatch"},
-    "XLA": {"xla_gpu_autotune_level", "xla_cpu_experimental_ynn_fusion_type"},
+    "XLA": {"xla_cpu_experimental_ynn_fusion_type"},
 }
 
 
