@@ -190,8 +190,9 @@ def test_one_key_in_two_transforms_is_refused():
     clip = bam.clip_by_l2_norm(1.0)
     key = bam.secret_key()
     bam.privatize(clip, 1.0, 4, key)
-    with pytest.raises(ValueError, match="both would add the same noise"):
-        bam.privatize(clip, 1.0, 4, key)
+    for same in (key, key.copy()):
+        with pytest.raises(ValueError, match="both would add the same noise"):
+            bam.privatize(clip, 1.0, 4, same)
     bam.privatize(clip, 1.0, 4, bam.secret_key())
 
 

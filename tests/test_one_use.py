@@ -105,8 +105,23 @@ def test_a_key_or_a_transform_of_before_a_fork_is_refused_after_it():
         lambda: bam.gaussian_noise(CLIP, 1.0, key)
     )
     assert "this private transform was made in process" in in_a_fork(lambda: tx.init(W))
-    assert in_a_fork(lambda: seeds.check_key(np.array(key))) == "None"  # a copy cannot be seen
+    assert "RuntimeError: this bam.secret_key()" in in_a_fork(
+        lambda: seeds.check_key(np.array(key))  # a copy of it
+    )
     bam.gaussian_noise(CLIP, 1.0, key)  # the control
+    seeded = bam.seeded_key(0)  # the controls in a fork: a seed's key, and one that is made there
+    assert in_a_fork(lambda: seeds.check_key(seeded)) == "None"
+    assert in_a_fork(lambda: seeds.check_key(bam.secret_key())) == "None"
+
+
+def test_the_tables_of_keys_do_not_grow_for_ever_and_hold_no_key(monkeypatch):
+    monkeypatch.setattr(seeds, "MOST_KEYS", 3)
+    monkeypatch.setattr(seeds, "_made_in", {})
+    keys = [bam.secret_key() for _ in range(5)]
+    assert [seeds.is_secret(key) for key in keys] == [False, False, True, True, True]
+    words = [np.asarray(key).tobytes() for key in keys]
+    assert not set(words) & seeds._made_in.keys()
+    assert not seeds.is_secret(bam.seeded_key(0))
 
 
 def test_a_fork_with_its_parents_id_is_refused_too(monkeypatch):
@@ -739,15 +754,15 @@ def test_devices_with_one_key_get_nan_and_a_private_training_is_refused_there():
     refused("shard_map or pmap", jax.jit(update), weights, batch, state)
 
 
-def test_two_trainings_of_one_seed_are_warned_of_while_both_exist():
-    first = bam.PrivateTraining(**PLAN, seed=5)
-    with pytest.warns(RuntimeWarning, match="another transform has an equal key"):
-        bam.PrivateTraining(**PLAN, seed=5)
+def test_two_trainings_of_one_seed_are_warned_of_until_the_first_is_closed():
+    first = bam.PrivateTraining(**PLAN, seed=1234)
+    with pytest.warns(RuntimeWarning, match="another transform had an equal key"):
+        bam.PrivateTraining(**PLAN, seed=1234)
     with warnings.catch_warnings(action="error"):
-        bam.PrivateTraining(**PLAN, seed=6)
+        bam.PrivateTraining(**PLAN, seed=1235)
         bam.PrivateTraining(**PLAN), bam.PrivateTraining(**PLAN)
         first.close()
-        bam.PrivateTraining(**PLAN, seed=5)
+        bam.PrivateTraining(**PLAN, seed=1234)
 
 
 # The structure of a state, which `optax.tree.map_params` asks `init` for.

@@ -8,11 +8,13 @@ import dataclasses
 import math
 import sys
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
@@ -30,11 +32,16 @@ from bam.core.noise import (
 )
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
-from bam.core.seeds import register_key
+from bam.core.seeds import check_key, digest, is_secret, remember
 from bam.core.strategy import INDEPENDENT, as_numbers
 from bam.core.strategy import check as check_strategy
 from bam.core.tracing import being_traced, check_keys, compiled_once
 from bam.errors import InputError
+
+Shapes = tuple[jax.tree_util.PyTreeDef, list[tuple[int, ...]]]  # a tree's structure and shapes
+
+# Digests of the keys that transforms of this process were given, oldest first.
+_claimed: dict[bytes, None] = {}
 
 
 class PrivatizeState(NamedTuple):
@@ -110,8 +117,9 @@ def privatize(
     sensitivity, sigma = sensitivity_of(clip), noised_mean.noise_multiplier
     check_noise(sigma, sensitivity)
     check_strategy(noised_mean.strategy)
-    check_start, process = register_key(key), processes.this_process()
-    key = scalars.unchanging(key)
+    claim_key(key)
+    key, process = scalars.unchanging(key), processes.this_process()
+    initialised_for: list[Shapes] = []  # of the first parameters
 
     def init(params: Params) -> PrivatizeState:
         if pytree.is_placeholder(params):
@@ -124,9 +132,15 @@ def privatize(
                 "the program, and one for all that vmap maps over. For several trainings make a "
                 "transform with a key of its own for each"
             )
-        check_start(params)
+        shapes = _shapes_of(params)
+        if initialised_for not in ([], [shapes]):
+            raise InputError(
+                "this transform was already initialised for other parameters and would add the "
+                "same noise to these: make one transform for each, each with its own key"
+            )
         noise = init_noise(key, clip, params, noised_mean.strategy)
         check_rounding(noise, sigma, noised_mean.strategy)
+        initialised_for[:] = [shapes]
         return PrivatizeState(clip.init(params), noise)
 
     def update(
@@ -185,6 +199,35 @@ def _private_gradient(
     mean = noised_mean.of(noised)
     mean, clip_state = finish(clip, mean, state.clip)
     return mean, PrivatizeState(clip_state, noise_state)
+
+
+def claim_key(key: UInt32[Array | np.ndarray, "8"]) -> None:
+    """Notes that a transform uses a key; InputError for a secret key of another transform.
+
+    A key that does not come from `secret_key` is warned of, because it is right in two trainings of
+    one seed that are compared, and wrong within one. A traced key cannot be checked.
+    """
+    check_key(key)
+    if isinstance(key, jax.core.Tracer):
+        return
+    if (row := digest(key)) in _claimed:
+        if is_secret(key):
+            raise InputError(
+                "another transform was made with this key, and both would add the same noise: pass "
+                "a new key, bam.secret_key()"
+            )
+        warnings.warn(
+            "another transform had an equal key (from the same seed?) and adds the same noise: "
+            "within one training, give each its label, seeded_key(seed, label)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    remember(_claimed, row, None)
+
+
+def release_key(key: UInt32[Array | np.ndarray, "8"]) -> None:
+    """Forgets the key of a transform that takes no more steps."""
+    _claimed.pop(digest(key), None)
 
 
 def check_not_accumulated() -> None:
@@ -272,6 +315,11 @@ def private_mean(
     mean = noised_mean.of(noised)
     private_grad, clip_state = finish(clip, mean, state.clip)
     return private_grad, norms, PrivatizeState(clip_state, noise_state)
+
+
+def _shapes_of(params: Params) -> Shapes:
+    leaves, structure = jax.tree.flatten(params)
+    return structure, [jnp.shape(x) for x in leaves]
 
 
 def _check_per_example(grads: Grads, params: Params | None) -> None:

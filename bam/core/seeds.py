@@ -1,4 +1,4 @@
-"""Keys of ChaCha20: secret keys, keys derived from a seed, and a register of the keys in use.
+"""Keys of ChaCha20: secret keys, and keys derived from a seed.
 
 A key is 32 random bytes of the operating system (`secret_key`), or derived from a seed
 (`seeded_key`). Every random number of a seeded run comes from one of the keys in `KEY_LABELS`.
@@ -7,18 +7,15 @@ A key is 32 random bytes of the operating system (`secret_key`), or derived from
 import functools
 import hashlib
 import hmac
-import os
 import secrets
-import warnings
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree, UInt32
+from jaxtyping import Array, UInt32
 
+from bam.core.processes import Process, this_process
 from bam.core.tracing import being_traced
 from bam.errors import InputError
 
@@ -35,6 +32,12 @@ KEY_LABELS = {
 # JAX's own keys have 64 bits, and its random numbers are not cryptographic, so no guarantee rests
 # on them. All other keys are ChaCha20's.
 JAX_LABELS = {"weights": 0, "views": 2}
+# Most keys that are recognised later, the newest ones: a process that makes a key for each of its
+# sums must not grow for ever.
+MOST_KEYS = 2**16
+
+# Digest of a secret key's words -> the process that made the key. A fork has a copy of this table.
+_made_in: dict[bytes, Process] = {}
 
 
 def secret_key() -> UInt32[Array, "8"]:
@@ -49,9 +52,9 @@ def secret_key() -> UInt32[Array, "8"]:
       ((8,), False)
     """
     _check_untraced("secret_key")
-    key = jnp.asarray(np.frombuffer(secrets.token_bytes(32), np.uint32))
-    _secret[id(key)] = key
-    return key
+    words = np.frombuffer(secrets.token_bytes(32), np.uint32)
+    remember(_made_in, digest(words), this_process())
+    return jnp.asarray(words)
 
 
 def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
@@ -117,65 +120,32 @@ def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
 
 def check_key(key: object) -> None:
     """InputError for anything but a key; RuntimeError for a secret key made before a fork."""
-    if _secret_before_fork.get(id(key)) is key:
-        raise RuntimeError(
-            "this bam.secret_key() was made before the process was forked, and the other process "
-            "would add the same noise: make a key in each process"
-        )
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     if shape != (8,) or dtype != np.uint32:
         what = f"{dtype}{list(shape)}" if shape is not None else type(key).__name__
         raise InputError(f"a noise key is 8 uint32 words, as bam.secret_key() returns, got {what}")
-
-
-# Secret keys of this process, by identity, and those that a forked process shares with its parent.
-_secret: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
-_secret_before_fork: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=lambda: _secret_before_fork.update(_secret))
-# Keys that were given to transforms, by identity, and the living transforms' checks, by the hash of
-# the key's words.
-_given: weakref.WeakValueDictionary[int, Array | np.ndarray] = weakref.WeakValueDictionary()
-_in_use: weakref.WeakValueDictionary[bytes, Any] = weakref.WeakValueDictionary()
-
-
-def register_key(key: UInt32[Array | np.ndarray, "8"]) -> Callable[[PyTree], None]:
-    """Registers a key for one transform; returns a check of the parameters in its `init`.
-
-    The check is an InputError if `init` is called again for other shapes.
-
-    A key object that was given to a transform before is refused, even if that transform is gone.
-    Another key with the same words, such as a seed gives twice, is a warning while the other
-    transform exists: it is right in two trainings that are compared, and wrong within one. A traced
-    key cannot be checked.
-    """
-    check_key(key)
-    started: list[object] = []
-
-    def check_start(params: PyTree) -> None:
-        these = jax.tree.structure(params), [jnp.shape(x) for x in jax.tree.leaves(params)]
-        if started and started[0] != these:
-            raise InputError(
-                "this transform was already initialised for other parameters and would add the "
-                "same noise to these: make one transform for each, each with its own key"
-            )
-        started[:] = [these]
-
-    if isinstance(key, jax.core.Tracer):
-        return check_start
-    if _given.get(id(key)) is key:
-        raise InputError(
-            "another transform was made with this key, and both would add the same noise: pass a "
-            "new key, bam.secret_key()"
+    # Only a fork has secret keys of another process.
+    if not this_process().num_forks or isinstance(key, jax.core.Tracer):
+        return
+    if _made_in.get(digest(key), this_process()) != this_process():
+        raise RuntimeError(
+            "this bam.secret_key() was made before the process was forked, and the other process "
+            "would add the same noise: make a key in each process"
         )
-    # A hash, so that the register holds no secret.
-    words = hashlib.sha256(np.asarray(key).tobytes()).digest()
-    if words in _in_use:
-        warnings.warn(
-            "another transform has an equal key (from the same seed?) and adds the same noise: "
-            "within one training, give each its label, seeded_key(seed, label)",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    _given[id(key)], _in_use[words] = key, check_start
-    return check_start
+
+
+def is_secret(key: UInt32[Array | np.ndarray, "8"]) -> bool:
+    """Whether `secret_key` made a key of these words, here or before a fork."""
+    return digest(key) in _made_in
+
+
+def digest(key: UInt32[Array | np.ndarray, "8"]) -> bytes:
+    """SHA-256 of a key's words, from which nobody can compute the key."""
+    return hashlib.sha256(np.asarray(key).tobytes()).digest()
+
+
+def remember(table: dict[bytes, Any], row: bytes, value: Any) -> None:
+    """Adds a row to a table of digests, and removes the oldest one of more than `MOST_KEYS`."""
+    table[row] = value
+    if len(table) > MOST_KEYS:
+        table.pop(next(iter(table)), None)

@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files, provenance
-from bam.core import pytree, scalars, seeds, tracing, user_table
+from bam.core import pytree, scalars, tracing, user_table
 from bam.core.clipping import as_declared, sensitivity_of
 from bam.core.closure import Closure
 from bam.core.gaussian import check_std
@@ -34,7 +34,9 @@ from bam.core.privatize import (
     NoisedMean,
     PrivatizeState,
     check_not_accumulated,
+    claim_key,
     private_mean,
+    release_key,
 )
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch, rows_or_zeros
@@ -222,8 +224,7 @@ class PrivateTraining:
         self._tag = self._run.key("whose batch")[:2].copy()
         self._first = self._used = self._run.step
         self._initialised = self._transformed = False
-        # Warns if another transform has the same key, as from the same seed.
-        self._claim: object = seeds.register_key(self._run.key("noise").copy())
+        claim_key(self._run.key("noise"))
         if path is not None and not self._run.is_resumed:
             self._run.save(None)
 
@@ -544,7 +545,7 @@ class PrivateTraining:
     def close(self) -> None:
         """Ends this training, which takes no more steps, and frees the folder."""
         self._run.close()
-        self._claim = None
+        release_key(self._run.key("noise"))
 
     def write_statement(self, path: str | Path, data: str) -> None:
         """Writes `PRIVACY.md`: the guarantee of the weights, with code that computes ε again.
