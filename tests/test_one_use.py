@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import bam
 from bam import files, provenance
-from bam.core import processes, pytree, seeds
+from bam.core import privatize, processes, pytree, seeds
 from bam.privacy import ledger, private_training, run
 from tests import cases
 from tests.own_loop import DATA, PLAN, begin, resume, take
@@ -818,14 +818,86 @@ def test_the_structure_of_a_state_has_no_key_and_draws_no_noise():
 # What JAX and optax would say in many lines.
 
 
-@pytest.mark.parametrize("make", [lambda: started()[0:0], lambda: None], ids=["own loop", "parts"])
-def test_multi_steps_around_a_private_gradient_is_one_line(make):
+ACCUMULATED = "optax.MultiSteps cannot wrap a private gradient.*lower microbatch_size"
+WRAPS = {"eager": lambda fn: fn, "jit": jax.jit}
+MULTI_STEPS = {
+    "mean": {},
+    "sum": {"use_grad_mean": False},
+    "finite": {"should_skip_update_fn": optax.skip_not_finite},
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize("params", [W, {"w": W}, jnp.zeros(())], ids=["array", "dict", "scalar"])
+@pytest.mark.parametrize("options", MULTI_STEPS.values(), ids=MULTI_STEPS)
+def test_multi_steps_around_privatize_is_one_line_and_draws_no_noise(
+    options, params, wrap, monkeypatch
+):
+    tx = optax.chain(bam.privatize(CLIP, 1.0, 4, bam.secret_key()), optax.sgd(0.1))
+    around = optax.MultiSteps(tx, 2, **options)
+    state = around.init(params)
+    rows = jax.tree.map(lambda x: jnp.ones((8, *x.shape)), params)
+
+    def update(transform, state, mask, given=params):
+        fn = lambda rows, state: transform.update(rows, state, given, **mask)  # noqa: E731
+        return wrap(fn)(rows, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(privatize, "advance_noise", None)
+        for mask in ({}, {"mask": None}, {"mask": jnp.ones(8, bool)}):
+            refused(ACCUMULATED, update, around, state, mask)
+            refused(ACCUMULATED, update, around, state, mask, None)  # without parameters
+    updates, _ = update(tx, state.inner_opt_state, {"mask": None})
+    assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)  # the control
+
+
+@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
+@pytest.mark.parametrize("options", MULTI_STEPS.values(), ids=MULTI_STEPS)
+def test_multi_steps_around_a_private_training_is_one_line_and_uses_no_batch_up(
+    options, wrap, without_the_tests_type_checks
+):
     private = bam.PrivateTraining(**PLAN)
-    parts = bam.privatize(CLIP, 1.0, 4, bam.secret_key())
-    tx = private.gradient(ORACLE) if make() == () else parts
-    refused("optax.MultiSteps cannot wrap", optax.MultiSteps(tx, 2).init, W)
-    chained = optax.chain(tx, optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation())
-    chained.init(W)  # the control: private gradients may be averaged
+    tx = optax.chain(private.gradient(ORACLE), optax.sgd(0.1))
+    around = optax.MultiSteps(tx, 2, **options)
+    state, batch = around.init(W), next(private.batches(DATA))
+    refused(ACCUMULATED, wrap(around.update), batch, state, W, error=TypeError)
+    updates, _ = wrap(tx.update)(batch, state.inner_opt_state, W)
+    assert np.isfinite(updates).all()  # the control
+
+
+def test_multi_steps_around_a_private_training_of_several_parameters_is_refused_by_jax():
+    """It never calls the transform; `docs/own_loop.md` quotes the error."""
+    private = bam.PrivateTraining(**PLAN)
+    oracle = bam.dp_sgd(lambda p, x: 0.5 * jnp.sum((p["w"] - x) ** 2))
+    tx, params = optax.MultiSteps(private.gradient(oracle), 2), {"w": W}
+    state, batch = tx.init(params), next(private.batches(DATA))
+    with pytest.raises(ValueError, match=r"pytree structure error(.|\n)*DrawnBatch"):
+        tx.update(batch, state, params)
+
+
+def test_private_gradients_may_be_averaged_by_multi_steps():
+    private = bam.PrivateTraining(**PLAN)
+    averaged = optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation()
+    tx = optax.chain(private.gradient(ORACLE), averaged)
+    state = tx.init(W)
+    updates = []
+    for batch in private.batches(DATA):
+        update, state = tx.update(batch, state, W)
+        updates.append(np.any(update != 0))
+    assert updates == [False, True] * 5
+
+
+@pytest.mark.parametrize("params", [W, jnp.zeros(())], ids=["array", "scalar"])
+def test_an_ordinary_gradient_is_one_line_without_a_word_on_multi_steps(params):
+    tx = bam.privatize(CLIP, 1.0, 4, bam.secret_key())
+    state = tx.init(params)
+    update = lambda grads, given: tx.update(grads, state, given, mask=None)  # noqa: E731
+    for given in (params, None):
+        refused(
+            r"use jax\.vmap\(jax\.grad\(loss_fn\), in_axes=\(None, 0\)\)$", update, params, given
+        )
+    refused("a gradient for each of 1 parameters, got 2", update, {"a": ROWS, "b": ROWS}, params)
+    update(jnp.ones((8, *params.shape)), None)  # the control
 
 
 def test_a_sharding_constraint_in_the_loss_with_a_mesh_is_one_line():

@@ -6,8 +6,6 @@ an optax transform of per-example gradients that fit in memory.
 
 import dataclasses
 import math
-import sys
-import types
 import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -37,6 +35,11 @@ from bam.core.strategy import INDEPENDENT, as_numbers
 from bam.core.strategy import check as check_strategy
 from bam.core.tracing import being_traced, check_keys, compiled_once
 from bam.errors import InputError
+
+NO_MULTI_STEPS = (
+    "optax.MultiSteps cannot wrap a private gradient, because noise is added once for each batch: "
+    "leave it out, and lower microbatch_size to save memory"
+)
 
 Shapes = tuple[jax.tree_util.PyTreeDef, list[tuple[int, ...]]]  # a tree's structure and shapes
 
@@ -125,7 +128,6 @@ def privatize(
         if pytree.is_placeholder(params):
             return PrivatizeState(clip.init(params), keyless(noised_mean.strategy))
         processes.check_not_forked(process, "this private transform")
-        check_not_accumulated()
         if being_traced() and not isinstance(key, jax.core.Tracer):
             raise RuntimeError(
                 "init a private transform outside of jit and vmap: its key would be a constant of "
@@ -152,7 +154,7 @@ def privatize(
         **extra_args: object,
     ) -> tuple[Grads, PrivatizeState]:
         processes.check_not_forked(process, "this private transform")
-        _check_per_example(grads, params)
+        _check_per_example(grads, *(initialised_for if params is None else [_shapes_of(params)]))
         if isinstance(mask, str):
             raise InputError(
                 "privatize needs update(…, mask=mask), with True for drawn rows and False for "
@@ -228,21 +230,6 @@ def claim_key(key: UInt32[Array | np.ndarray, "8"]) -> None:
 def release_key(key: UInt32[Array | np.ndarray, "8"]) -> None:
     """Forgets the key of a transform that takes no more steps."""
     _claimed.pop(digest(key), None)
-
-
-def check_not_accumulated() -> None:
-    """InputError if `optax.MultiSteps` makes a transform's state, because it would add up batches.
-
-    `MultiSteps` leaves no trace in what it passes on, so its frame is looked for among the callers.
-    """
-    # `MultiSteps` calls `init` with nothing but parameters.
-    frame: types.FrameType | None = sys._getframe()
-    while frame := frame and frame.f_back:
-        if isinstance(frame.f_locals.get("self"), optax.MultiSteps):
-            raise InputError(
-                "optax.MultiSteps cannot wrap a private gradient, because noise is added once for "
-                "each batch: leave it out, and lower microbatch_size to save memory"
-            )
 
 
 @closure.register(numbers=("noise_multiplier", "expected_batch_size"), structure=("strategy",))
@@ -322,15 +309,26 @@ def _shapes_of(params: Params) -> Shapes:
     return structure, [jnp.shape(x) for x in leaves]
 
 
-def _check_per_example(grads: Grads, params: Params | None) -> None:
-    """Refuses ordinary gradients, whose first weight axis would pass for the examples' axis."""
-    if not jax.tree.leaves(grads):
+def _check_per_example(grads: Grads, of_params: Shapes | None = None) -> None:
+    """Refuses ordinary gradients, whose first weight axis would pass for the examples' axis.
+
+    `optax.MultiSteps` gives such gradients to what it wraps, while JAX traces.
+    """
+    leaves = jax.tree.leaves(grads)
+    if not leaves:
         raise InputError("privatize needs per-example gradients, got a tree without an array")
-    if params is None:
+    if of_params is None:
         return
-    for grad, param in zip(jax.tree.leaves(grads), jax.tree.leaves(params), strict=True):
-        if grad.shape[1:] != param.shape:
+    _, shapes = of_params
+    if len(leaves) != len(shapes):
+        raise InputError(
+            f"privatize needs a gradient for each of {len(shapes)} parameters, got {len(leaves)}"
+        )
+    for grad, shape in zip(leaves, shapes, strict=True):
+        if not jnp.ndim(grad) or jnp.shape(grad)[1:] != shape:
+            is_accumulated = isinstance(grad, jax.core.Tracer) and grad.shape == shape
             raise InputError(
-                f"privatize needs per-example gradients [B, ...], got {grad.shape} for a parameter "
-                f"of shape {param.shape}: use jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))"
+                f"privatize needs per-example gradients [B, ...], got {jnp.shape(grad)} for a "
+                f"parameter of shape {shape}: use jax.vmap(jax.grad(loss_fn), in_axes=(None, 0))"
+                + (f". {NO_MULTI_STEPS}" if is_accumulated else "")
             )

@@ -31,9 +31,9 @@ from bam.core.gaussian import check_std
 from bam.core.noise import check_rounding, fitting_size, init_noise, keyless
 from bam.core.oracles import LossFn, Oracle, as_pytree, mean_loss
 from bam.core.privatize import (
+    NO_MULTI_STEPS,
     NoisedMean,
     PrivatizeState,
-    check_not_accumulated,
     claim_key,
     private_mean,
     release_key,
@@ -374,9 +374,11 @@ class PrivateTraining:
             batch: DrawnBatch, state: PrivateState, params: Params | None = None
         ) -> tuple[Grads, PrivateState]:
             if not isinstance(batch, DrawnBatch) or params is None:
+                # `optax.MultiSteps` gives arrays of the parameters' shapes, while JAX traces.
                 raise TypeError(
                     "a private gradient needs update(batch, state, params) with a batch of "
                     f"PrivateTraining.batches(data), got {type(batch).__name__}"
+                    + (f". {NO_MULTI_STEPS}" if tracing.being_traced() else "")
                 )
             with self._run.in_use():
                 self._check_rows(batch)
@@ -447,7 +449,6 @@ class PrivateTraining:
                 f"init a second time, or after {self.steps_begun} steps, would repeat the noise: "
                 "make another PrivateTraining (its ε adds to this one's)"
             )
-        check_not_accumulated()
         pytree.check_has_arrays(params)
         pytree.check_real(params)
         trained = self._trained_of(params)
