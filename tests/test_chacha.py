@@ -194,6 +194,12 @@ def test_one_key_in_two_transforms_is_refused():
         with pytest.raises(ValueError, match="both would add the same noise"):
             bam.privatize(clip, 1.0, 4, same)
     bam.privatize(clip, 1.0, 4, bam.secret_key())
+    seeded = bam.seeded_key(77)
+    bam.privatize(clip, 1.0, 4, seeded)
+    with pytest.raises(ValueError, match="both would add the same noise"):
+        bam.privatize(clip, 1.0, 4, seeded)
+    with pytest.warns(RuntimeWarning, match="another transform had an equal key"):
+        bam.privatize(clip, 1.0, 4, bam.seeded_key(77))  # to compare two trainings
 
 
 def test_one_transform_for_two_sets_of_parameters_is_refused():

@@ -43,8 +43,9 @@ NO_MULTI_STEPS = (
 
 Shapes = tuple[jax.tree_util.PyTreeDef, list[tuple[int, ...]]]  # a tree's structure and shapes
 
-# Digests of the keys that transforms of this process were given, oldest first.
-_claimed: dict[bytes, None] = {}
+# Digest of the words of each key that a transform was given -> the key, but None for a secret one,
+# which must not stay in memory.
+_claimed: dict[bytes, Array | np.ndarray | None] = {}
 
 
 class PrivatizeState(NamedTuple):
@@ -204,16 +205,16 @@ def _private_gradient(
 
 
 def claim_key(key: UInt32[Array | np.ndarray, "8"]) -> None:
-    """Notes that a transform uses a key; InputError for a secret key of another transform.
+    """Notes that a transform uses a key; InputError for a key that another transform was given.
 
-    A key that does not come from `secret_key` is warned of, because it is right in two trainings of
-    one seed that are compared, and wrong within one. A traced key cannot be checked.
+    An equal key of the same seed is only warned of, because it is right in two trainings that are
+    compared, and wrong within one. A traced key cannot be checked.
     """
     check_key(key)
     if isinstance(key, jax.core.Tracer):
         return
     if (row := digest(key)) in _claimed:
-        if is_secret(key):
+        if is_secret(key) or _claimed[row] is key:
             raise InputError(
                 "another transform was made with this key, and both would add the same noise: pass "
                 "a new key, bam.secret_key()"
@@ -224,7 +225,7 @@ def claim_key(key: UInt32[Array | np.ndarray, "8"]) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-    remember(_claimed, row, None)
+    remember(_claimed, row, None if is_secret(key) else key)
 
 
 def release_key(key: UInt32[Array | np.ndarray, "8"]) -> None:

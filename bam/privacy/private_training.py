@@ -224,7 +224,7 @@ class PrivateTraining:
         self._tag = self._run.key("whose batch")[:2].copy()
         self._first = self._used = self._run.step
         self._initialised = self._transformed = False
-        claim_key(self._run.key("noise"))
+        claim_key(self._run.key("noise").copy())  # another training of this seed has the same array
         if path is not None and not self._run.is_resumed:
             self._run.save(None)
 
@@ -328,9 +328,11 @@ class PrivateTraining:
             its method is applied to a user's mean loss, see `Oracle.with_loss`.
           microbatch_size: number of per-example gradients in memory at once.
 
-        `update` is compiled once, and takes each batch once. If you put it in your own program
-        (`jax.jit(tx.update)`), it cannot notice that one batch and one state are used twice at
-        different weights. The difference of the two results has no noise.
+        `update` is compiled once, and takes each batch once. `optax.MultiSteps` cannot wrap it,
+        because noise is added once for each batch: lower `microbatch_size` to save memory. If you
+        put `update` in your own program (`jax.jit(tx.update)`), it cannot notice that one batch and
+        one state are used twice at different weights. The difference of the two results has no
+        noise.
 
         Raises:
           RuntimeError: if the transform was made before, or in a fork of this training's process;
