@@ -127,7 +127,7 @@ def check_key(key: object) -> None:
     # Only a fork has secret keys of another process.
     if not this_process().num_forks or isinstance(key, jax.core.Tracer):
         return
-    if _made_in.get(digest(key), this_process()) != this_process():
+    if _made_in.get(digest(np.asarray(key)), this_process()) != this_process():
         raise RuntimeError(
             "this bam.secret_key() was made before the process was forked, and the other process "
             "would add the same noise: make a key in each process"
