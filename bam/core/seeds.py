@@ -52,9 +52,10 @@ def secret_key() -> UInt32[Array, "8"]:
       ((8,), False)
     """
     _check_untraced("secret_key")
-    words = np.frombuffer(secrets.token_bytes(32), np.uint32)
-    remember(_made_in, digest(words), this_process())
-    return jnp.asarray(words)
+    key = jnp.asarray(np.frombuffer(secrets.token_bytes(32), np.uint32))
+    # The digest reads the key, and JAX keeps what was read on the host: a fork cannot read a GPU.
+    remember(_made_in, digest(key), this_process())
+    return key
 
 
 def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
