@@ -99,17 +99,15 @@ def test_a_fork_that_is_not_refused_draws_the_same_batches(monkeypatch):  # the 
 
 
 def test_a_key_or_a_transform_of_before_a_fork_is_refused_after_it():
-    key = bam.secret_key()
+    key, seeded = bam.secret_key(), bam.seeded_key(0)
     tx = bam.privatize(CLIP, 1.0, 4, bam.secret_key())
-    assert "RuntimeError: this bam.secret_key()" in in_a_fork(
-        lambda: bam.gaussian_noise(CLIP, 1.0, key)
-    )
+    for same in (key, np.array(key)):
+        text = in_a_fork(lambda same=same: seeds.check_key(same))
+        assert "RuntimeError: this bam.secret_key()" in text
+    assert "this bam.secret_key()" in in_a_fork(lambda: bam.gaussian_noise(CLIP, 1.0, key))
     assert "this private transform was made in process" in in_a_fork(lambda: tx.init(W))
-    assert "RuntimeError: this bam.secret_key()" in in_a_fork(
-        lambda: seeds.check_key(np.array(key))  # a copy of it
-    )
     bam.gaussian_noise(CLIP, 1.0, key)  # the control
-    seeded = bam.seeded_key(0)  # the controls in a fork: a seed's key, and one that is made there
+    # The controls in a fork: a seed's key, and one that is made there.
     assert in_a_fork(lambda: seeds.check_key(seeded)) == "None"
     assert in_a_fork(lambda: seeds.check_key(bam.secret_key())) == "None"
 
