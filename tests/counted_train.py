@@ -3,13 +3,13 @@
 KILL_SAVING=2 ends it by SIGKILL while it saves its second checkpoint.
 """
 
-import dataclasses
 import itertools
 import os
 import signal
 import sys
 import threading
 
+from bam.audit.audited import with_step
 from bam.cli import main
 from bam.privacy import checkpoint
 from bam.training import loop
@@ -25,7 +25,7 @@ def build_counted(*arguments, **options):
             log.write("step\n")
         return experiment.step(*arguments)
 
-    return dataclasses.replace(experiment, audited_step=step)
+    return with_step(experiment, step)
 
 
 def write_or_die(*arguments):

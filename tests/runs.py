@@ -4,7 +4,6 @@ They share a trainer, so a process that trains several compiles a step once. A t
 its own where training is what it tests.
 """
 
-import dataclasses
 import functools
 import shutil
 
@@ -12,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bam.audit.audited import with_step
 from bam.privacy import checkpoint
 from bam.training import loop
 from configs import digits
@@ -57,7 +57,7 @@ def diverging(trainer, number=np.nan):
         state = trainer.step(state, *rows)
         return state._replace(params=fill(state.params), averaged=fill(state.averaged))
 
-    return dataclasses.replace(trainer, audited_step=step)
+    return with_step(trainer, step)
 
 
 def _of_users():

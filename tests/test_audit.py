@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from bam.audit import canary, checks, whole_run
+from bam.audit.audited import with_step
 from bam.core import privatize, pytree, sampling
 from bam.core.clipping import Bound, BoundedTransformation, clip_by_l2_norm
 from bam.core.noise import with_new_key
@@ -17,6 +18,8 @@ from bam.privacy import tradeoff
 from bam.privacy.run import PrivateRun
 from bam.training import config as base
 from bam.training import loop, trainer
+from bam.training import step as steps
+from tests.cases import assert_same_bits
 
 # The same few functions, called many thousand times: other tests check the types of these calls.
 pytestmark = pytest.mark.usefixtures("without_the_tests_type_checks")
@@ -122,6 +125,23 @@ def test_only_a_private_run_whose_noise_can_be_read_is_recorded():
         whole_run.record(build(clip=f"{__name__}:hiding_its_noise"), 0)
 
 
+def test_an_audited_run_is_the_same_but_for_its_step_and_compiles_nothing_ahead():
+    built, batches = build(num_steps=3), []
+
+    def step(state, data, batch):
+        batches.append(batch)
+        return state
+
+    audited = with_step(built, step)
+    names = [field.name for field in dataclasses.fields(trainer.Trainer)]
+    assert all(getattr(audited, name) is getattr(built, name) for name in names)
+    state = loop.train(audited, 0).state
+    assert_same_bits(state.params, audited.init(0).params)  # no other step was taken
+    assert len(batches) == 3 and steps.take not in audited.fitting
+    loop.train(built, 0)  # the control
+    assert steps.take in built.fitting
+
+
 # Planted around the step, in real runs.
 
 
@@ -138,7 +158,7 @@ def given(change):
         state, batch = change(state, batch)
         return right().step(state, data, batch)
 
-    return dataclasses.replace(right(), audited_step=step)
+    return with_step(right(), step)
 
 
 def replaced(noise, bias):

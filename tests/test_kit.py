@@ -12,6 +12,7 @@ import pytest
 
 import bam
 from bam import testing
+from bam.audit.audited import with_step
 from bam.core.noise import advance_noise
 from bam.privacy import mechanisms
 from bam.privacy.plan import make_plan
@@ -431,7 +432,7 @@ def disk_steps(kappa, num_steps=4):
         states.append(jax.device_get(given[0]))
         return built.step(*given)
 
-    result = loop.train(dataclasses.replace(built, audited_step=step), 0)
+    result = loop.train(with_step(built, step), 0)
     return built, [*states, jax.device_get(result.state)]
 
 

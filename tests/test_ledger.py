@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from bam import files, provenance
+from bam.audit.audited import with_step
 from bam.core import sampling
 from bam.privacy import checkpoint, ledger, statement
 from bam.privacy.ledger import Ledger
@@ -83,7 +84,7 @@ class Steps:
 
         monkeypatch.setattr(sampling, "poisson_sample", killable_sample)
         monkeypatch.setattr(checkpoint, "write", killable_write)
-        self.experiment = dataclasses.replace(experiment, audited_step=counted_step)
+        self.experiment = with_step(experiment, counted_step)
 
     def at(self, point):
         self.passed += point == self.kill[0]

@@ -1,6 +1,5 @@
 """One training run with canaries bounds ε from below, and catches noise that is too small."""
 
-import dataclasses
 import functools
 import json
 
@@ -12,6 +11,7 @@ from jax_privacy import auditing
 
 import bam
 from bam.audit import one_run, whole_run
+from bam.audit.audited import with_step
 from bam.core import sampling
 from bam.privacy import tradeoff
 from bam.training import config as base
@@ -50,7 +50,7 @@ def test_noise_that_is_too_small_is_caught_by_one_run():
     """The noise of ε = 14 where ε = 1 is claimed: ten times too small."""
     sigma, planted = (built(epsilon).plan.noise_multiplier for epsilon in (1.0, 14.0))
     assert 0.09 < planted / sigma < 0.11
-    planted_run = dataclasses.replace(built(), audited_step=built(14.0).step)
+    planted_run = with_step(built(), built(14.0).step)
     found = one_run.run(planted_run, NUM_CANARIES, seed=0)
     bounds = one_run.bounds(found, built().plan)
     assert 1.5 < bounds.epsilon_lower_any < bounds.epsilon_lower <= 14
@@ -73,7 +73,7 @@ def test_a_canary_takes_part_if_and_only_if_its_coin_says_so():
         seen.append(np.sort(batch.indices[batch.mask]))
         return built().step(state, data, batch)
 
-    watched = dataclasses.replace(built(), audited_step=step)
+    watched = with_step(built(), step)
     found = one_run.run(watched, NUM_CANARIES, seed=0)
     assert 100 < found.included.sum() < 200
     for drawn in seen:  # at q = 1

@@ -1,6 +1,5 @@
 """Batches by the epoch: the law they are drawn from, the ε they earn, and audits of them."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -13,6 +12,7 @@ from scipy import special
 import bam
 from bam import extras
 from bam.audit import canary, checks, one_run, whole_run
+from bam.audit.audited import with_step
 from bam.core import processes, sampling
 from bam.privacy import accounting, mechanisms
 from bam.privacy import random_allocation as accountant
@@ -207,7 +207,7 @@ def test_one_run_is_audited_and_noise_that_is_too_small_is_caught():
     assert bounds.epsilon_lower == bounds.epsilon_lower_any <= built.plan.epsilon
     config.epsilon = 50.0
     planted = one_run.build(config, test_one_run.NUM_CANARIES)
-    planted = dataclasses.replace(built, audited_step=planted.step)
+    planted = with_step(built, planted.step)
     found = one_run.run(planted, test_one_run.NUM_CANARIES, seed=0)
     assert one_run.bounds(found, built.plan).epsilon_lower > 1.5
 

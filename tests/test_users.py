@@ -20,6 +20,7 @@ import pytest
 import bam
 from bam import errors, files
 from bam.audit import canary, checks, one_run, whole_run
+from bam.audit.audited import with_step
 from bam.core import oracles, user_table
 from bam.data import datasets, users
 from bam.data.preprocessing import Preprocessing
@@ -110,7 +111,7 @@ def test_with_one_example_each_a_run_is_the_ordinary_run_to_the_bit():
     assert_same_bits(*found)
     images, labels = of_users.dataset.train
     other = of_users.dataset._replace(train=datasets.Split(images, labels[::-1]))
-    wrong = dataclasses.replace(of_users, dataset=other, audited_step=of_users.step)
+    wrong = with_step(dataclasses.replace(of_users, dataset=other), of_users.step)
     wrong = loop.train(wrong, seed=0)  # the control
     assert norm64(wrong.state.params) != norm64(found[0])
 

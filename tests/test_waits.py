@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from bam import waits
-from bam.audit import canary
+from bam.audit import canary, one_run
 from bam.cli import audit, console, main
 from bam.data import datasets
 from bam.errors import InputError
 from bam.features import extraction
 from bam.training import loading, loop
-from tests import runs
+from tests import runs, test_one_run
 from tests.cases import forget_data, run_command
 
 AT_ONCE = 0.0
@@ -238,6 +238,13 @@ def test_a_run_says_that_it_compiles_judges_and_measures(at_once):
         *("evaluating 37 test images", "measuring the clipping bias"),
     ]
     assert max(map(len, screen.said)) <= 80
+
+
+def test_an_audit_of_one_run_says_that_its_first_step_compiles(at_once):
+    screen = Screen()
+    one_run.run(test_one_run.built(), test_one_run.NUM_CANARIES, 0, log=screen)
+    assert lines(screen).count("compiling the step") == 2  # nothing ahead, and then the step
+    assert lines(screen)[1:3] == ["compiling the step", "step 1 of 3"]
 
 
 def test_a_step_is_announced_if_those_before_were_long(at_once, monkeypatch):

@@ -17,6 +17,7 @@ Sources: Steinke, Nasr, Jagielski 2023, "Privacy Auditing with One (1) Training 
 Melis, Chaudhuri 2024, "Auditing f-Differential Privacy in One Run".
 """
 
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Callable
@@ -28,7 +29,9 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 from scipy import optimize, special, stats
 
+from bam import waits
 from bam.audit import canary
+from bam.audit.audited import with_step
 from bam.audit.whole_run import flat
 from bam.core import chacha, pytree, sampling, seeds
 from bam.core.oracles import Oracle
@@ -184,11 +187,13 @@ def run(
         state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
     ) -> TrainState:
         sample = rng.choice(num_real, sample_size, replace=False).astype(np.int32)
-        mean = flat(built.means(state, data, sample)[0].clipped)[entries]
         indices, mask = (np.asarray(x) for x in batch)
         # Excluded canaries are masked, so places and draws of the other examples stay the same.
         included_mask = mask & takes_part[np.where(mask, indices, 0)]
-        state = built.take_step(state, data, sampling.PaddedBatch(indices, included_mask))
+        is_first = not log_ratios
+        with waits.compiling(log, "the step") if is_first else contextlib.nullcontext():
+            mean = flat(built.means(state, data, sample)[0].clipped)[entries]
+            state = built.step(state, data, sampling.PaddedBatch(indices, included_mask))
         total = plan.expected_batch_size * flat(state.private_grad)[entries]
         x = (total - plan.sampling_prob * num_real * mean) / sensitivity
         # The median deviation, because the canaries in the batch, a share q, hardly change it.
@@ -196,8 +201,7 @@ def run(
         log_ratios.append((x - 0.5) / variance)
         return state
 
-    scored = dataclasses.replace(built, audited_step=scored_step)
-    result = loop.train(scored, seed, on_row=on_row, log=log)
+    result = loop.train(with_step(built, scored_step), seed, on_row=on_row, log=log)
     scores = scores_of(np.array(log_ratios), plan)
     return OneRun(scores, included, result.summary["test_accuracy"] or 0.0)
 

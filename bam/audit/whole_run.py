@@ -11,7 +11,6 @@ canary of `bam.audit.canary`.
 """
 
 import contextlib
-import dataclasses
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from jaxtyping import Bool, Float, PyTree
 from scipy import signal
 
 from bam.audit import checks
+from bam.audit.audited import with_step
 from bam.core import sampling
 from bam.data import datasets
 from bam.errors import InputError
@@ -71,14 +71,14 @@ def record(trainer: Trainer, seed: int | None, cut: int = 0) -> ObservedRun:
         state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
     ) -> TrainState:
         expected = sum_of_clipped(trainer, state, data, batch)
-        state = trainer.take_step(state, data, batch)
+        state = trainer.step(state, data, batch)
         noised = plan.expected_batch_size * flat(state.private_grad)
         noise.append((noised - expected) / noise_std)
         members.append(np.zeros(plan.num_examples, bool))
         members[-1][np.asarray(batch.indices)[np.asarray(batch.mask)]] = True
         return state
 
-    recorded = dataclasses.replace(trainer, audited_step=recording_step)
+    recorded = with_step(trainer, recording_step)
     with tempfile.TemporaryDirectory() as folder:
         workdir = Path(folder) if cut else None
         if cut:

@@ -220,10 +220,8 @@ class _Watch:
     def take(
         self, state: TrainState, rows: tuple[datasets.Split, sampling.PaddedBatch]
     ) -> TrainState:
-        """Starts a step on the devices; the first one of an audit is compiled."""
-        compiles = self._trainer.audited_step is not None and math.isinf(self._step_seconds)
-        with waits.compiling(self._log, "the step") if compiles else contextlib.nullcontext():
-            state = self._trainer.take_step(state, *rows)
+        """Starts a step on the devices."""
+        state = self._trainer.step(state, *rows)
         if self._run.step <= FIRST_STEPS:
             self._num_drawn += int(np.sum(rows[1].mask))
         # JAX returns at once, while the devices still compute.
@@ -370,7 +368,7 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
         nonlocal state
         train = feed.of(batch.indices, batch.mask)
         started = time.perf_counter()
-        state = jax.block_until_ready(trainer.take_step(state, train, batch))
+        state = jax.block_until_ready(trainer.step(state, train, batch))
         # All processes decide alike what is timed next.
         return float(processes.from_first(np.float32(time.perf_counter() - started)))
 

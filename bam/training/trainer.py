@@ -90,7 +90,6 @@ class Trainer:
       normalisation: the normalisation of pixels that the weights, or those of the map, expect;
         None if neither is used.
       mesh: the devices that share the work, see `bam.training.devices`; None for a single one.
-      audited_step: a replacement of `step`, for audits that watch or break a run; None for none.
       log: called with a line on long waits.
     """
 
@@ -107,14 +106,7 @@ class Trainer:
     features_digest: str
     normalisation: Normalisation | None
     mesh: jax.sharding.Mesh | None
-    audited_step: Callable[..., TrainState] | None = None
     log: Callable[[str], None] = lambda line: None
-
-    def take_step(
-        self, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
-    ) -> TrainState:
-        """Takes a step: with `audited_step` if there is one, otherwise with `step`."""
-        return (self.audited_step or self.step)(state, train, batch)
 
     def init(self, seed: int) -> TrainState:
         """The state before the first step."""
@@ -163,9 +155,8 @@ class Trainer:
         keeps_size: bool = False,
     ) -> None:
         """Compiles the step without taking it; InputError if it does not fit the memory."""
-        if self.audited_step is None:
-            args = state, train, batch
-            self.check_memory(steps.take, STEP, *args, donate=(0,), keeps_size=keeps_size)
+        args = state, train, batch
+        self.check_memory(steps.take, STEP, *args, donate=(0,), keeps_size=keeps_size)
 
     def check_diagnostics(
         self, state: TrainState, train: datasets.Split, rows: np.ndarray, keeps_size: bool = False
