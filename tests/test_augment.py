@@ -109,8 +109,8 @@ def test_a_step_sees_views_and_mixtures_of_each_example_alone():
     moved = examples.example_at(built.parts.inputs, same, state.step)
     np.testing.assert_array_equal(moved(key, row(8))["image"], one["image"])
     assert np.abs(at(key, (jnp.int32(4), jnp.int32(8)))["image"] - one["image"]).max() > 0
-    loss = built.model.loss(state.params, one)
-    each = [built.model.loss(state.params, one | {"image": x[None]}) for x in one["image"]]
+    loss = built.parts.model.loss(state.params, one)
+    each = [built.parts.model.loss(state.params, one | {"image": x[None]}) for x in one["image"]]
     assert loss == pytest.approx(np.mean(each), rel=1e-5)
 
 

@@ -446,8 +446,8 @@ def test_disk_looks_ahead_where_the_last_step_pointed_and_filters():
     kappa, gamma = 0.7, 0.5
     built, states = disk_steps(kappa)
     example = {"image": jnp.ones((1, 8, 8, 1)), "label": jnp.int32(3)}
-    own = parts.make_oracle(built.config.method, built.model.loss)
-    plain = lambda params: jax.grad(built.model.loss)(params, example)  # noqa: E731
+    own = parts.make_oracle(built.config.method, built.parts.model.loss)
+    plain = lambda params: jax.grad(built.parts.model.loss)(params, example)  # noqa: E731
     released = []
     for before, after in itertools.pairwise(states[1:]):
         moved = jax.tree.map(np.subtract, before.params, states[len(released)].params)

@@ -131,9 +131,9 @@ def test_a_users_gradient_is_the_mean_over_its_examples_labels(labels):
     for user in (0, 13):  # of three examples, and of one
         rows = 3 if user == 0 else 1
         views, label, present = users.in_one_row(jnp.asarray(images[user])[:, None], own[user])
-        found = built.model.loss(params, {"image": views, "label": label, "present": present})
+        found = built.parts.model.loss(params, {"image": views, "label": label, "present": present})
         alone = [
-            built.model.loss(params, {"image": images[user][i][None], "label": own[user][i]})
+            built.parts.model.loss(params, {"image": images[user][i][None], "label": own[user][i]})
             for i in range(rows)
         ]
         assert found == pytest.approx(np.mean(alone), rel=1e-5)

@@ -320,7 +320,7 @@ def test_logits_of_a_png_are_those_of_the_package_that_the_weights_are_from(netw
         built = fine_tuned(file, image, **{"model.name": name.split()[0], **settings})
         params = finetune.begin({}, built.weights)
         inputs = datasets.prepare(built.dataset, image)
-        return built, np.asarray(jax.jit(built.model.logits)(params, inputs))
+        return built, np.asarray(jax.jit(built.parts.model.logits)(params, inputs))
 
     built, ours = logits()
     np.testing.assert_allclose(ours, right, atol=1e-4)

@@ -146,13 +146,14 @@ def test_lost_steps_and_the_recorded_plan_count_for_every_process(tmp_path):
     workdir, experiment = tmp_path / "run", built(seed=None)
     sigma = 1.01 * experiment.plan.noise_multiplier  # of another version of the accountant
     plan = dataclasses.replace(experiment.plan, noise_multiplier=sigma)
+    of_another_version = loop.build(experiment.config, plan=plan)
 
     def crash(row):
         if row["step"] == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        loop.train(dataclasses.replace(experiment, plan=plan), None, workdir, on_row=crash)
+        loop.train(of_another_version, None, workdir, on_row=crash)
     with two_processes(workdir, seed="") as processes:
         done = [process.wait() for process in processes]
     assert [process.returncode for process in done] == [0, 0], done

@@ -87,6 +87,17 @@ def test_a_run_takes_exactly_the_planned_steps(experiment):
         experiment.plan.check_steps(5)
 
 
+def test_a_trainer_of_one_plan_with_the_noise_of_another_is_refused(experiment):
+    plan = dataclasses.replace(experiment.plan, noise_multiplier=9.0)
+    with pytest.raises(ValueError, match="the parts have the noise of another plan"):
+        dataclasses.replace(experiment, plan=plan)
+    # The control: with that noise, or with the same noise in a plan that differs elsewhere.
+    mean = dataclasses.replace(experiment.parts.mean, noise_multiplier=9.0)
+    parts = dataclasses.replace(experiment.parts, mean=mean)
+    assert dataclasses.replace(experiment, plan=plan, parts=parts).record["noise_multiplier"] == 9.0
+    dataclasses.replace(experiment, plan=dataclasses.replace(experiment.plan, spare_steps=1))
+
+
 def test_one_step_equals_privatize_in_a_plain_optax_chain(experiment):
     dataset, plan = experiment.dataset, experiment.plan
     state = experiment.init(3)
@@ -219,9 +230,12 @@ def test_the_rounds_of_a_batch_are_those_that_its_step_runs(method, num_devices)
 
     def counted(params, example):
         jax.debug.callback(lambda _: seen.append(1), example["label"])
-        return built.loss(params, example)
+        return built.parts.loss(params, example)
 
-    watched = dataclasses.replace(built, oracle=oracles.dp_sgd(counted), loss=counted)
+    watched = dataclasses.replace(
+        built,
+        parts=dataclasses.replace(built.parts, oracle=oracles.dp_sgd(counted), loss=counted),
+    )
     feed = loop.Feed(watched)
     for num_rows in (0, 1, 40, 256):
         batch = sampling.pad(np.arange(num_rows), built.plan.capacity, 0, num_rows)

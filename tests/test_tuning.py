@@ -162,13 +162,20 @@ def test_a_size_that_is_a_word_is_one_line_that_names_the_flag(capsys):
 def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):
     sizes = []
     monkeypatch.setattr(tuning, "_seconds", lambda trainer, size: {1: 2.0, 8: 1.0}[size])
-    monkeypatch.setattr(
-        loop, "estimate_seconds", lambda x: sizes.append(x.config.microbatch_size) or ""
-    )
+    size_of = lambda x: (x.config.microbatch_size, x.parts.microbatch_size)  # noqa: E731
+    monkeypatch.setattr(loop, "estimate_seconds", lambda x: sizes.append(size_of(x)) or "")
     experiment = loop.build(tiny())
     for tune in (False, True):
         train.dry_run(experiment, tune, lambda line: None)
-    assert sizes == [32, 8] and experiment.config.microbatch_size == 32
+    assert sizes == [(32, 32), (8, 8)] and size_of(experiment) == (32, 32)
+
+
+@pytest.mark.parametrize(("epsilon", "most"), [(50.0, 256), (3.0, 1000)])  # the second: control
+def test_no_more_rows_are_added_at_once_than_32_bits_hold_however_the_size_is_set(epsilon, most):
+    built, other = (loop.build(tiny(epsilon=epsilon, microbatch_size=n)) for n in (1000, 16))
+    changed = other.with_microbatch_size(1000)
+    assert [x.parts.microbatch_size for x in (built, changed, other)] == [most, most, 16]
+    assert changed.config.microbatch_size == built.config.microbatch_size == 1000
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ def test_a_run_and_a_loop_of_ones_own_take_the_same_gradient_of_a_user(method):
 
     def loss(params, row):
         image, label = row
-        return built.model.loss(params, {"image": image[None], "label": label})
+        return built.parts.model.loss(params, {"image": image[None], "label": label})
 
     private = bam.PrivateTraining(
         num_examples=4, expected_batch_size=2, num_epochs=2, epsilon=4.0, delta=1e-5, seed=0,

@@ -121,7 +121,8 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
             f"--canaries={num_canaries} must be from 1 to the number of parameters, "
             f"{built.num_params}"
         )
-    return dataclasses.replace(built, oracle=with_canaries(built.oracle, num_real, num_canaries))
+    oracle = with_canaries(built.parts.oracle, num_real, num_canaries)
+    return dataclasses.replace(built, parts=dataclasses.replace(built.parts, oracle=oracle))
 
 
 def with_canaries(oracle: Oracle, num_real: int, num_canaries: int) -> Oracle:

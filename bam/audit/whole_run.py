@@ -59,7 +59,7 @@ def record(trainer: Trainer, seed: int | None, cut: int = 0) -> ObservedRun:
     noise_std = plan.noise_multiplier * trainer.sensitivity
     if not noise_std > 0:
         raise InputError("only a private run has noise to audit")
-    if trainer.clip.finish is not None:
+    if trainer.parts.clip.finish is not None:
         raise InputError(
             "the audit cannot see the noise of a clip that has its own `finish`: choose another "
             "clip"

@@ -1,6 +1,5 @@
 """Trains one model privately."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -59,9 +58,7 @@ def dry_run(trainer: loop.Trainer, tune: bool, show: Callable[[str], None]) -> N
         with waits.awaited(show, f"timing microbatches on {devices.name()}"):
             size = tuning.fastest_size(trainer)
         show(f"fastest of {sizes} on {devices.name()}: --config.microbatch_size={size}")
-        config = trainer.config.copy_and_resolve_references()
-        config.microbatch_size = size
-        trainer = dataclasses.replace(trainer, config=config)
+        trainer = trainer.with_microbatch_size(size)
     with waits.compiling(show, f"and timing a step on {devices.name()}"):
         estimate = loop.estimate_seconds(trainer)
     at_once = f", {trainer.config.microbatch_size} at a time" * tune
@@ -124,7 +121,7 @@ def times(sides: Iterable[int]) -> str:
 
 def devices_of(trainer: loop.Trainer) -> str:
     """For example "2 × cpu" or "16 × NVIDIA H100 80GB HBM3 in 2 processes"."""
-    many = f"{trainer.mesh.size} × " if trainer.mesh else ""
+    many = f"{trainer.num_devices} × " if trainer.num_devices > 1 else ""
     processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return f"{many}{devices.name()}{processes}"
 

@@ -107,8 +107,7 @@ def train(
     git_commit()  # read now, because the files may have changed by the first step
     config = trainer.config.copy_and_resolve_references()
     config.seed = seed
-    num_devices = trainer.mesh.size if trainer.mesh else 1
-    run, files = PrivateRun(trainer.plan, seed, num_devices), RunFiles(workdir, config)
+    run, files = PrivateRun(trainer.plan, seed, trainer.num_devices), RunFiles(workdir, config)
     with contextlib.closing(run), files:
         if workdir is not None:
             # The metrics count steps, too: a ledger that says fewer was replaced or cut.
@@ -358,7 +357,7 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
     The state is thrown away, so nothing is released and no budget is spent. Evaluation, diagnostics
     and compilation are not counted.
     """
-    plan, num_devices = trainer.plan, trainer.mesh.size if trainer.mesh else 1
+    plan, num_devices = trainer.plan, trainer.num_devices
     feed, state = Feed(trainer), trainer.init(0)
     size, num_rows = trainer.parts.microbatch_size, len(trainer.dataset.train.labels)
     # With a public N, places behind the data are drawn, too, and compute nothing.
@@ -423,7 +422,7 @@ def num_evaluated(trainer: Trainer, params: Params) -> int:
     size = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
     size = trainer.fitting.get(steps.evaluate, size)
     while size > 1 and steps.evaluate not in trainer.fitting:
-        rows = devices.share_rows((images[:size], labels[:size]), trainer.mesh)
+        rows = devices.share_rows((images[:size], labels[:size]), trainer.parts.mesh)
         needed = devices.needs(trainer.evaluate, params, *rows)
         if needed is None or needed.fits:
             break
@@ -443,7 +442,7 @@ def evaluate_outputs(
         for start in range(0, len(labels), chunk_size):
             wait.share = start / len(labels)
             chunk = slice(start, start + chunk_size)
-            rows = devices.share_rows((images[chunk], labels[chunk]), trainer.mesh)
+            rows = devices.share_rows((images[chunk], labels[chunk]), trainer.parts.mesh)
             *sums, output = trainer.evaluate(params, *rows)
             totals += np.asarray(sums)
             outputs.append(np.asarray(output))

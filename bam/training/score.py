@@ -41,11 +41,11 @@ def num_correct(trainer: Trainer, params: Params, split: Split) -> int:
         return jnp.sum(jax.lax.map(one, rows))
 
     if not isinstance(split.images, StoredImages):
-        return int(count(params, devices.replicate(split, trainer.mesh)))
+        return int(count(params, devices.replicate(split, trainer.parts.mesh)))
     total = 0
     for start in range(0, len(split.labels), TOGETHER):
         rows = Split(*(x[start : start + TOGETHER] for x in split))
-        total += int(count(params, devices.replicate(rows, trainer.mesh)))
+        total += int(count(params, devices.replicate(rows, trainer.parts.mesh)))
     return total
 
 

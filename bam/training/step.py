@@ -4,7 +4,7 @@ The loop over microbatches is in `bam.core.engine`.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -76,7 +76,7 @@ class Parts:
 
     Attributes:
       oracle: the method, for `loss`.
-      clip: the per-example transform.
+      clip: the per-example transform; it bounds nothing if the run is not private.
       optimizer: the transform that follows the noise.
       mean: σ, l, and the correlation of noise.
       ema_decay: decay of the averaged weights; None for no average.
@@ -102,6 +102,12 @@ class Parts:
     inputs: examples.Inputs
     microbatch_size: int
     mesh: jax.sharding.Mesh | None
+
+    def __post_init__(self) -> None:
+        """Makes the method and the optimizer pytrees of their numbers; a user's have none."""
+        object.__setattr__(self, "oracle", oracles.as_pytree(self.oracle))
+        optimizer = optax.GradientTransformation(*map(closure.as_closure, self.optimizer))
+        object.__setattr__(self, "optimizer", optimizer)
 
     def example_at(self, state: TrainState, train: datasets.Split) -> Callable[[PyTree], PyTree]:
         """A function from a row to its example, so that only one microbatch of views exists."""
@@ -261,16 +267,12 @@ def diagnose(
 
 
 def first_state(
-    seed: int,
-    init: Callable[[Array], tuple[Params, Params]],
-    optimizer: optax.GradientTransformation,
-    clip: BoundedTransformation,
-    strategy: Sequence[float],
+    seed: int, init: Callable[[Array], tuple[Params, Params]], parts: Parts
 ) -> TrainState:
     """The state before the first step, without aliased buffers, so that it can be donated.
 
-    `init` makes `(trained, frozen)` weights from a key; `strategy` is the correlation of the noise.
-    `bam.models.interpreter` computes the state without a compilation.
+    `init` makes `(trained, frozen)` weights from a key. `bam.models.interpreter` computes the state
+    without a compilation.
     """
 
     def state(weights_key: Array, noise_key: Array, augment_key: Array) -> TrainState:
@@ -279,9 +281,9 @@ def first_state(
             step=jnp.zeros((), jnp.int32),
             params=params,
             averaged=params,
-            opt_state=optimizer.init(params),
-            noise=init_noise(noise_key, clip, params, strategy),
-            clip=clip.init(params),
+            opt_state=parts.optimizer.init(params),
+            noise=init_noise(noise_key, parts.clip, params, parts.mean.strategy),
+            clip=parts.clip.init(params),
             private_grad=optax.tree.zeros_like(params),
             augment_key=augment_key,
             num_nonfinite=jnp.zeros((), jnp.int32),

@@ -73,7 +73,7 @@ def summarize(
         **loss_figures(trainer, outputs),
         "seconds": last_row["seconds"],
         "device": devices.name(),
-        "num_devices": trainer.mesh.size if trainer.mesh else 1,
+        "num_devices": trainer.num_devices,
         "num_processes": jax.process_count(),
         "versions": versions(),
         "commit": git_commit(),

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from bam import memory, models, waits
 from bam.core import oracles, pytree, sampling, strategy
 from bam.core.clipping import BoundedTransformation, finish
-from bam.core.closure import StaticValue, as_closure
+from bam.core.closure import StaticValue
 from bam.core.noise import advance_noise, fitting_size, init_noise
 from bam.core.privatize import NoisedMean
 from bam.core.pytree import Grads, Params
@@ -78,46 +78,39 @@ class Trainer:
       config: the configuration it was built from.
       dataset: the data, on the host; if users are protected, see `users.grouped`.
       plan: the privacy plan of a run.
+      parts: what the compiled functions read: network, method, clip, noise, optimizer, devices.
       criterion: the loss of one output, with its accuracy and metrics.
-      model: the network as functions of its parameters, for per-example gradients.
-      loss: the loss of an example as a function of the trained parameters; the example holds the
-        `frozen` ones.
-      oracle: the method, for `loss`.
-      clip: the per-example transform; it bounds nothing if the run is not private.
-      optimizer: the optax transform after the noise.
       weights: the weights that training begins from, for parameters that are not random.
       features_digest: SHA-256 of the weights of the map of images; "" without such weights.
       normalisation: the normalisation of pixels that the weights, or those of the map, expect;
         None if neither is used.
-      mesh: the devices that share the work, see `bam.training.devices`; None for a single one.
       log: called with a line on long waits.
     """
 
     config: ConfigDict
     dataset: datasets.Dataset
     plan: PrivacyPlan
+    parts: steps.Parts
     criterion: losses.Loss
-    model: models.Model
-    loss: oracles.LossFn
-    oracle: oracles.Oracle
-    clip: BoundedTransformation
-    optimizer: optax.GradientTransformation
     weights: finetune.Weights
     features_digest: str
     normalisation: Normalisation | None
-    mesh: jax.sharding.Mesh | None
     log: Callable[[str], None] = lambda line: None
+
+    def __post_init__(self) -> None:
+        """ValueError if the parts have other noise than the plan, as if it alone was replaced."""
+        if self.parts.mean != _mean(self.plan):
+            raise ValueError("the parts have the noise of another plan: build it with plan=PLAN")
 
     def init(self, seed: int) -> TrainState:
         """The state before the first step."""
 
         def first_weights(key: Array) -> tuple[Params, Params]:
-            params = finetune.begin(self.model.init(key), self.weights)
+            params = finetune.begin(self.parts.model.init(key), self.weights)
             return finetune.split(params, self.config.trainable)
 
-        noise_strategy = self.plan.mechanism.strategy
-        state = first_state(seed, first_weights, self.optimizer, self.clip, noise_strategy)
-        return devices.replicate(state, self.mesh)
+        state = first_state(seed, first_weights, self.parts)
+        return devices.replicate(state, self.parts.mesh)
 
     def place(self, split: datasets.Split) -> datasets.Split:
         """Puts a split on the devices, in the form that the functions below read."""
@@ -125,8 +118,8 @@ class Trainer:
         rows = split._replace(images=split.images.reshape(len(split.images), -1))
         # A streamed split is a batch, and each device gets only its rows. Any device may read any
         # row of data in memory, so each gets all.
-        share = devices.share_rows if datasets.streams(self.dataset) else devices.replicate
-        return share(rows, self.mesh)
+        share = devices.share_rows if self.parts.inputs.streams else devices.replicate
+        return share(rows, self.parts.mesh)
 
     # Each is the function of `bam.training.step` without its first argument, the parts. A step
     # donates the old state, so the memory need not hold two.
@@ -137,10 +130,14 @@ class Trainer:
     @functools.cached_property
     def evaluate(self) -> Callable[..., tuple[Array, Array, Array]]:
         """The function of `bam.training.step`, compiled once for all methods."""
-        # It takes the model and the loss alone: `Parts` would compile it for each method.
-        prepare = datasets.preparation(self.dataset, self.config.input_clip_norm)
-        settings: JsonObject = {"model": self.model, "criterion": self.criterion}
-        return compiled_once(steps.evaluate, **settings, prepare=prepare, mesh=self.mesh)
+        # It takes a few parts alone: all of them would compile it for each method.
+        return compiled_once(
+            steps.evaluate,
+            model=self.parts.model,
+            criterion=self.criterion,
+            prepare=self.parts.inputs.prepare,
+            mesh=self.parts.mesh,
+        )
 
     @functools.cached_property
     def fitting(self) -> dict[Callable[..., object], int]:
@@ -206,40 +203,18 @@ class Trainer:
         one = memory.in_words(needed.num_sharing * least)
         raise InputError(f"{problem}, and a single example takes {one}: {memory.SMALLER}")
 
-    @functools.cached_property
-    def parts(self) -> steps.Parts:
-        """The parts of the compiled functions."""
-        plan, config = self.plan, self.config
-        noise = strategy.noise_of(plan.mechanism.strategy, plan.num_steps)
-        return steps.Parts(
-            oracle=oracles.as_pytree(self.oracle),
-            clip=self.clip,
-            optimizer=optax.GradientTransformation(*map(as_closure, self.optimizer)),
-            mean=NoisedMean(
-                plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy
-            ),
-            ema_decay=float(config.ema_decay) or None,  # None removes the average from the program
-            noise_norm=strategy.norm(noise),
-            is_private=plan.private,
-            loss=self.loss,
-            model=self.model,
-            inputs=examples.inputs_of(config, self.dataset),
-            microbatch_size=self._microbatch_size,
-            mesh=self.mesh,
-        )
-
-    @property
-    def _microbatch_size(self) -> int:
-        """The config's microbatch size, or a smaller one if 32 bits cannot hold the sum."""
-        plan, size = self.plan, int(self.config.microbatch_size)
-        if not plan.private:
-            return size
-        return fitting_size(size, plan.noise_multiplier, self.sensitivity, plan.capacity)
+    def with_microbatch_size(self, size: int) -> "Trainer":
+        """The same run with another number of rows at once, or fewer if 32 bits hold fewer."""
+        config = self.config.copy_and_resolve_references()
+        config.microbatch_size = size
+        fitting = _microbatch_size(size, self.plan, self.parts.clip)
+        parts = dataclasses.replace(self.parts, microbatch_size=fitting)
+        return dataclasses.replace(self, config=config, parts=parts)
 
     @functools.cached_property
     def shapes(self) -> tuple[PyTree, PyTree]:
         """The shapes of the trained and of the frozen parameters."""
-        return finetune.split(_shapes(self.model), self.config.trainable)
+        return finetune.split(_shapes(self.parts.model), self.config.trainable)
 
     @property
     def num_params(self) -> int:
@@ -254,7 +229,12 @@ class Trainer:
     @property
     def sensitivity(self) -> float:
         """S of the per-example transform; the noise on the sum has deviation σ·S."""
-        return float(self.clip.sensitivity) if self.plan.private else 0.0
+        return float(self.parts.clip.sensitivity) if self.plan.private else 0.0
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices that share the work."""
+        return self.parts.mesh.size if self.parts.mesh else 1
 
     @property
     def clip_norm(self) -> float:
@@ -355,18 +335,37 @@ def _planned_trainer(
         config=config,
         dataset=dataset,
         plan=plan,
+        parts=steps.Parts(
+            oracle=oracle,
+            clip=clip,
+            optimizer=parts.make_optimizer(config.optimizer, plan, clip_norm, sensitivity),
+            mean=_mean(plan),
+            ema_decay=float(config.ema_decay) or None,  # None removes the average from the program
+            noise_norm=strategy.norm(strategy.noise_of(plan.mechanism.strategy, plan.num_steps)),
+            is_private=plan.private,
+            loss=loss,
+            model=model,
+            inputs=examples.inputs_of(config, dataset),
+            microbatch_size=_microbatch_size(config.microbatch_size, plan, clip),
+            mesh=devices.mesh(devices.visible() if hardware is None else hardware),
+        ),
         criterion=criterion,
-        model=model,
-        loss=loss,
-        oracle=oracle,
-        clip=clip,
-        optimizer=parts.make_optimizer(config.optimizer, plan, clip_norm, sensitivity),
         weights=finetune.load(config.init_from, config.init_fresh, _shapes(model), shape),
         features_digest=loading.features_digest(config.features),
         normalisation=expected,
-        mesh=devices.mesh(devices.visible() if hardware is None else hardware),
         log=log,
     )
+
+
+def _mean(plan: PrivacyPlan) -> NoisedMean:
+    return NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy)
+
+
+def _microbatch_size(size: int, plan: PrivacyPlan, clip: BoundedTransformation) -> int:
+    """The microbatch size as asked, or a smaller one if 32 bits cannot hold the sum."""
+    if not plan.private:
+        return size
+    return fitting_size(size, plan.noise_multiplier, float(clip.sensitivity), plan.capacity)
 
 
 def _network(

@@ -60,25 +60,25 @@ def _seconds(trainer: Trainer, size: int) -> float:
 
     A size that does not fit the memory is not run, and has a line in the trainer's log.
     """
-    mesh, dataset = trainer.mesh, trainer.dataset
+    parts, dataset = trainer.parts, trainer.dataset
     shape, label = dataset.train.images.shape[-3:], examples.label_of(dataset)
     like = examples.example_like(trainer.config, shape, label)
-    num_examples = max(8, 2 * size) * (mesh.size if mesh else 1)  # two microbatches each, or more
-    sharing: Any = {"microbatch_size": size, "mesh": mesh}
+    num_examples = max(8, 2 * size) * trainer.num_devices  # two microbatches each, or more
+    sharing: Any = {"microbatch_size": size, "mesh": parts.mesh}
     blank = {name: jnp.ones((num_examples, *x.shape), x.dtype) for name, x in like.items()}
 
     @jax.jit
     def total(params: PyTree, frozen: PyTree, batch: PyTree) -> PyTree:
-        if not trainer.plan.private:
+        if not parts.is_private:
             return engine.plain_sum(
-                lambda params, example: trainer.loss(params, example | {"frozen": frozen}),
+                lambda params, example: parts.loss(params, example | {"frozen": frozen}),
                 params,
                 batch,
                 **sharing,
             )
         # Without noise, because its time does not depend on the size.
         return engine.clipped_sum(
-            lambda params, example: trainer.oracle.grad(params, example | {"frozen": frozen}),
+            lambda params, example: parts.oracle.grad(params, example | {"frozen": frozen}),
             clipping.clip_by_l2_norm(1.0),
             params,
             batch,
@@ -87,8 +87,8 @@ def _seconds(trainer: Trainer, size: int) -> float:
         )[0]
 
     try:
-        weights = finetune.split(trainer.model.init(jax.random.key(0)), trainer.config.trainable)
-        arguments = (*devices.replicate(weights, mesh), devices.share_rows(blank, mesh))
+        weights = finetune.split(parts.model.init(jax.random.key(0)), trainer.config.trainable)
+        arguments = (*devices.replicate(weights, parts.mesh), devices.share_rows(blank, parts.mesh))
         needed = devices.needs(total, *arguments)
         if needed and not needed.fits:
             trainer.log(f"microbatch_size={size} {needed}: left out")

@@ -187,7 +187,7 @@ def compile_step(
 ) -> tuple[trainer.Trainer, PyTree, float]:
     """A config's trainer for devices, its step compiled for them, and the seconds to compile."""
     built = trainer.build(config, dataset, hardware)
-    sharding = NamedSharding(built.mesh, PartitionSpec()) if built.mesh else None
+    sharding = NamedSharding(built.parts.mesh, PartitionSpec()) if built.parts.mesh else None
     everywhere = sharding or SingleDeviceSharding(hardware[0])
     capacity, rows = built.plan.capacity, built.dataset.train
     if datasets.streams(built.dataset):
