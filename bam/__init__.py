@@ -10,8 +10,8 @@ compute ε from the noise, and the noise from ε. `PrivateTraining` couples samp
 
 import importlib
 
-# `core` sets a flag of XLA, which XLA reads only once, when JAX first computes. It imports fast.
-from bam import core  # noqa: F401
+# It sets a flag of XLA, which XLA reads only once, when JAX first computes.
+from bam import compiler  # noqa: F401
 
 __version__ = "0.4.0"
 

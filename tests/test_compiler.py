@@ -10,7 +10,7 @@ from pathlib import Path
 import jaxlib
 import pytest
 
-from bam.core import compiler
+from bam import compiler
 
 ROOT = Path(__file__).parents[1]
 LIBRARY = compiler._LIBRARY

@@ -209,7 +209,7 @@ def test_import_bam_waits_for_nothing_and_guards_the_compiler_all_the_same():
     """What `bam` exports is imported when it is asked for, by whatever way."""
     program = (
         "import sys; import bam; assert not {'jax', 'numpy', 'scipy'} & {*sys.modules}\n"
-        "from bam.core import compiler\n"
+        "from bam import compiler\n"
         "import jaxlib, os\n"
         "assert (compiler.FLAG in os.environ.get('XLA_FLAGS', '')) == "
         "(jaxlib.__version__ in compiler.FAULTY)\n"

@@ -13,8 +13,8 @@ import bam
 from bam import extras
 from bam.audit import canary, checks, one_run, whole_run
 from bam.audit.audited import with_step
-from bam.core import processes, sampling
-from bam.privacy import accounting, mechanisms
+from bam.core import sampling
+from bam.privacy import accounting, mechanisms, processes
 from bam.privacy import random_allocation as accountant
 from bam.privacy.random_allocation import epsilon_of_random_allocation
 from bam.privacy.run import PrivateRun

@@ -26,14 +26,14 @@ from jaxtyping import Array, Float
 from scipy import signal, stats
 
 from bam import waits
-from bam.core import processes, sampling
+from bam.core import sampling
 from bam.core.noise import with_new_key
 from bam.core.pytree import Grads
 from bam.core.seeds import seeded_key
 from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
-from bam.privacy import accounting, tradeoff
+from bam.privacy import accounting, processes, tradeoff
 from bam.training import trainer
 
 with needs("train"):

@@ -15,13 +15,13 @@ from rich.progress import Progress
 
 from bam import tables
 from bam.cli import console, screen
-from bam.core.user_table import checked_id
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing, Target
 from bam.data.sources import parquet
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.images import importing, leaks, listing, packed, persons, pixels, rows
+from bam.privacy.user_ids import checked_id
 from bam.text import have, plural
 
 VERBS = ("import", "show")

@@ -8,8 +8,8 @@ from absl.flags import FlagValues
 
 from bam import waits
 from bam.cli import console
-from bam.core import processes
 from bam.models.vision_transformer import PATCH
+from bam.privacy import processes
 from bam.privacy.rounding import rounded_up
 from bam.text import short_list
 from bam.training import devices, loading, loop, rundir, tuning

@@ -3,5 +3,3 @@
 Oracles, clips, exact sums of integers, noise, random words, batches. It imports JAX, optax, NumPy,
 SciPy and jaxtyping, and of `bam` `InputError` alone; all other folders may import it.
 """
-
-from bam.core import compiler  # noqa: F401 (before JAX computes anything)

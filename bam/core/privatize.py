@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
-from bam.core import closure, processes, pytree, scalars
+from bam.core import closure, forks, pytree, scalars
 from bam.core.clipping import as_declared, bound_of, finish, sensitivity_of
 from bam.core.engine import per_example_sum
 from bam.core.noise import (
@@ -122,13 +122,13 @@ def privatize(
     check_noise(sigma, sensitivity)
     check_strategy(noised_mean.strategy)
     claim_key(key)
-    key, process = scalars.unchanging(key), processes.this_process()
+    key, process = scalars.unchanging(key), forks.this_process()
     initialised_for: list[Shapes] = []  # of the first parameters
 
     def init(params: Params) -> PrivatizeState:
         if pytree.is_placeholder(params):
             return PrivatizeState(clip.init(params), keyless(noised_mean.strategy))
-        processes.check_not_forked(process, "this private transform")
+        forks.check_not_forked(process, "this private transform")
         if being_traced() and not isinstance(key, jax.core.Tracer):
             raise RuntimeError(
                 "init a private transform outside of jit and vmap: its key would be a constant of "
@@ -154,7 +154,7 @@ def privatize(
         mask: Bool[Array, " batch"] | str | None = "none given",
         **extra_args: object,
     ) -> tuple[Grads, PrivatizeState]:
-        processes.check_not_forked(process, "this private transform")
+        forks.check_not_forked(process, "this private transform")
         _check_per_example(grads, *(initialised_for if params is None else [_shapes_of(params)]))
         if isinstance(mask, str):
             raise InputError(

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt32
 
-from bam.core.processes import Process, this_process
+from bam.core.forks import Process, this_process
 from bam.core.tracing import being_traced
 from bam.errors import InputError
 

@@ -14,12 +14,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Num
 
 from bam import files
-from bam.core.user_table import EMPTY, numbered, table
+from bam.core.user_table import EMPTY, table
 from bam.data import datasets
 from bam.data.common import DataError, Split, check_memory, manifest
 from bam.data.datasets import Dataset
 from bam.data.stream import select
 from bam.errors import InputError
+from bam.privacy.user_ids import numbered
 from bam.text import have
 
 

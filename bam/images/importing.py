@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bam import files
-from bam.core.user_table import user_id
 from bam.data.common import MANIFEST, DataError, manifest
 from bam.data.preprocessing import Preprocessing, Target
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.images import pixels, rows
 from bam.images.listing import SPLITS, Example, Listed
+from bam.privacy.user_ids import user_id
 from bam.text import plural
 
 with needs("data"):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from bam.core.user_table import checked_id, is_missing, user_id
 from bam.data.common import DataError
 from bam.errors import InputError
 from bam.images import masks, rows
+from bam.privacy.user_ids import checked_id, is_missing, user_id
 from bam.text import plural, short_list
 
 SUFFIXES = (  # from .dcm on they need packages of extras

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bam.core.user_table import is_missing, user_id
 from bam.data.common import DataError
 from bam.errors import InputError
 from bam.images import pixels
 from bam.images.listing import Example, suffix_of
+from bam.privacy.user_ids import is_missing, user_id
 
 # Folders may be persons, not classes, if there are MANY with fewer than FEW images on average.
 MANY, FEW = 10, 5

@@ -17,11 +17,11 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from jaxtyping import UInt8
 
-from bam.core.user_table import is_missing
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.errors import InputError
 from bam.extras import MissingExtraError, needs
+from bam.privacy.user_ids import is_missing
 
 with needs("data"):
     from PIL import Image, ImageCms, ImageOps

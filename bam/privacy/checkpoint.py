@@ -17,9 +17,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bam import files
-from bam.core import processes, pytree
+from bam.core import pytree
 from bam.errors import InputError
 from bam.files import JsonObject
+from bam.privacy import processes
 
 KEPT = 2
 MIB = 2**20

@@ -32,9 +32,9 @@ import jax
 import numpy as np
 
 from bam import files, provenance
-from bam.core import processes
 from bam.errors import InputError
 from bam.files import JsonObject
+from bam.privacy import processes
 from bam.privacy.plan import PrivacyPlan
 
 PROCESSES = "processes.jsonl"

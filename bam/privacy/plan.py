@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int64
 
-from bam.core import scalars, user_table
+from bam.core import scalars
 from bam.core.sampling import PaddedBatch, pad
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
-from bam.privacy import accounting, mechanisms, pld
+from bam.privacy import accounting, mechanisms, pld, user_ids
 from bam.privacy.accounting import PoissonSteps, poisson_steps
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism
 from bam.privacy.rounding import rounded_down, rounded_up
@@ -63,7 +63,7 @@ class Population:
         _read_numbers(self)
 
     def numbered(self, groups: np.ndarray | Sequence[object] | None) -> Int64[np.ndarray, " rows"]:
-        """The user of each row, see `bam.core.user_table.numbered`.
+        """The user of each row, see `bam.privacy.user_ids.numbered`.
 
         InputError unless there are N users, or from 1 to N if N was given.
         """
@@ -72,7 +72,7 @@ class Population:
                 "groups (the user of each row) and group_size (the most rows of one user) belong "
                 "together: pass both"
             )
-        numbers = user_table.numbered(groups)
+        numbers = user_ids.numbered(groups)
         num, most = len(np.unique(numbers)), self.num_examples
         if not (1 if self.num_examples_given else most) <= num <= most:
             raise InputError(f"num_examples is {most}, the users in groups are {num}")

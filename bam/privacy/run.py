@@ -28,12 +28,12 @@ import numpy as np
 from jaxtyping import PyTree, UInt32
 
 from bam import files
-from bam.core import processes, scalars, seeds
+from bam.core import forks, scalars, seeds
 from bam.core.noise import CorrelatedNoiseState, GaussianNoiseState, with_new_key
 from bam.core.sampling import PaddedBatch
 from bam.errors import InputError
 from bam.files import JsonObject
-from bam.privacy import checkpoint, ledger
+from bam.privacy import checkpoint, ledger, processes
 from bam.privacy.plan import PrivacyPlan, check_same
 
 PLAN = "plan.json"
@@ -112,7 +112,7 @@ class PrivateRun:
         self._ledger = ledger.Ledger(None, plan, 0, 0, join)
         self._record: JsonObject = {}
         self._digests: JsonObject = {}
-        self._process, self.lock, self._closed = processes.this_process(), threading.RLock(), False
+        self._process, self.lock, self._closed = forks.this_process(), threading.RLock(), False
         self._release: Callable[[], object] = lambda: None
 
     @property
@@ -166,7 +166,7 @@ class PrivateRun:
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """Lets one thread in at a time; refused in a fork of the process, and after `close`."""
-        processes.check_not_forked(self._process, "this private run")
+        forks.check_not_forked(self._process, "this private run")
         with self.lock:
             if self._closed:
                 raise InputError(

@@ -1,7 +1,7 @@
 """The devices of a run: each has a copy of the weights and data, and they share the rows.
 
 With several processes (`jax.distributed`, one for each host), every process runs the same program
-on the same values. `bam.core.processes` makes them agree on values that may differ, such as the
+on the same values. `bam.privacy.processes` makes them agree on values that may differ, such as the
 time.
 """
 
@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from bam import memory
-from bam.core import processes
+from bam.privacy import processes
 
 
 def visible() -> list[jax.Device]:

@@ -12,12 +12,13 @@ import jax
 import numpy as np
 
 from bam import waits
-from bam.core import processes, sampling
+from bam.core import sampling
 from bam.core.pytree import Params
 from bam.core.sampling import PaddedBatch
 from bam.data import datasets, stream
 from bam.files import JsonObject
 from bam.models import finetune, lora
+from bam.privacy import processes
 from bam.privacy.ledger import lost_in_words
 from bam.privacy.run import Digests, PrivateRun
 from bam.provenance import git_commit

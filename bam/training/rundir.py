@@ -4,7 +4,6 @@ import json
 import math
 from pathlib import Path
 
-from bam.core import processes
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import (
@@ -16,7 +15,7 @@ from bam.files import (
     write_json,
     write_text,
 )
-from bam.privacy import run
+from bam.privacy import processes, run
 from bam.privacy.plan import PrivacyPlan
 from bam.training import methods
 from bam.training.keys import CHANGEABLE, KEYS

@@ -15,9 +15,10 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bam import memory
-from bam.core import clipping, engine, processes
+from bam.core import clipping, engine
 from bam.errors import InputError
 from bam.models import finetune
+from bam.privacy import processes
 from bam.training import devices, examples
 from bam.training.trainer import Trainer
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from bam.core.user_table import checked_id
 from bam.data.common import (
     MANIFEST,
     DataError,
@@ -29,6 +28,7 @@ from bam.data.stream import StoredImages
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
+from bam.privacy.user_ids import checked_id
 
 with needs("data"):
     import pyarrow as pa
@@ -100,7 +100,7 @@ def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
 def read_ids(path: Path, column: str, split: str = "train") -> Int64[np.ndarray, " n"]:
     """The user id of each row of a split, in the order of `read`: a column of numbers or texts.
 
-    Ids are equal as `bam.core.user_table.user_id` says. If all are in columns of numbers and fit
+    Ids are equal as `bam.privacy.user_ids.user_id` says. If all are in columns of numbers and fit
     into 64 bits, an id is its number; otherwise it is 64 bits of its text's BLAKE2. DataError, with
     file and row, for a column that is missing or has another type, and for an id that is missing or
     refused.

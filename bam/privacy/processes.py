@@ -1,8 +1,6 @@
 """Several processes of one run (`jax.distributed`): they agree on anything that may differ."""
 
-import os
 import secrets
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -62,43 +60,3 @@ def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
         return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
     return jax.tree.map(place, tree)
-
-
-class Process(NamedTuple):
-    """This process: its id, and the number of forks since the one that imported bam.
-
-    The id alone may be the parent's again, in a PID namespace of the child's own.
-    """
-
-    pid: int
-    num_forks: int
-
-
-_num_forks = 0
-
-
-def _count_fork() -> None:
-    global _num_forks
-    _num_forks += 1
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_count_fork)
-
-
-def this_process() -> Process:
-    """The process in which it is called; another one in each fork."""
-    return Process(os.getpid(), _num_forks)
-
-
-def check_not_forked(process: Process, what: str) -> None:
-    """RuntimeError if `what` was made in another process, which is `process`.
-
-    A fork copies the secrets. Both processes would draw the same batches and the same noise, and
-    the difference of their models would have no noise.
-    """
-    if this_process() != process:
-        raise RuntimeError(
-            f"{what} was made in process {process.pid}, and a fork in process {os.getpid()} would "
-            "repeat its batches and its noise: make another one in each process"
-        )
