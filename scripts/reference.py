@@ -15,17 +15,16 @@ from absl import flags
 
 from bam import files, models
 from bam.cli import console, options
-from bam.core import clipping
 from bam.data import datasets
 from bam.models import losses
-from bam.privacy import mechanisms
+from bam.privacy import clips, mechanisms
 from bam.training import methods, named_configs, parts
 from bam.training.keys import KEYS
 from scripts.lib import pages
 
 SECTIONS: dict[str, Mapping[str, Any]] = {
     "method": methods.METHODS,
-    "clip": clipping.CLIPS,
+    "clip": clips.CLIPS,
     "mechanism": mechanisms.MECHANISMS,
     "model": models.MODELS,
     "loss": losses.LOSSES,

@@ -87,10 +87,10 @@ def without_the_tests_type_checks():
 @pytest.fixture
 def monkeypatch(monkeypatch):
     """No program that was compiled before is used where a test replaces a function of bam."""
-    from bam.core import tracing
+    from bam.core import program
     from bam.training import trainer
 
-    caches, replace, replaced = [tracing._program, trainer._made_network], monkeypatch.setattr, []
+    caches, replace, replaced = [program._program, trainer._made_network], monkeypatch.setattr, []
 
     def setattr_and_forget(target, *given, **options):
         replace(target, *given, **options)

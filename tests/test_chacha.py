@@ -198,7 +198,7 @@ def test_one_key_in_two_transforms_is_refused():
     bam.privatize(clip, 1.0, 4, seeded)
     with pytest.raises(ValueError, match="both would add the same noise"):
         bam.privatize(clip, 1.0, 4, seeded)
-    with pytest.warns(RuntimeWarning, match="another transform had an equal key"):
+    with pytest.warns(RuntimeWarning, match="another transform has an equal key"):
         bam.privatize(clip, 1.0, 4, bam.seeded_key(77))  # to compare two trainings
 
 

@@ -21,11 +21,10 @@ from PIL import Image
 import bam
 from bam import extras, files, models, tables
 from bam.cli import console, main, options, screen
-from bam.core import clipping
 from bam.data import datasets
 from bam.models import finetune, losses
 from bam.named import call, imported
-from bam.privacy import mechanisms
+from bam.privacy import clips, mechanisms
 from bam.sweep.method_config import method_config
 from bam.text import csv_text
 from bam.training import keys, loop, methods, named_configs, parts, schedules
@@ -278,7 +277,7 @@ def test_help_imports_neither_jax_nor_scipy():
 def test_the_help_has_the_names_of_the_parts_that_there_are():
     tables = {
         "method.name": methods.METHODS,
-        "clip.name": clipping.CLIPS,
+        "clip.name": clips.CLIPS,
         "mechanism.name": mechanisms.MECHANISMS,
         "model.name": models.MODELS,
         "loss.name": losses.LOSSES,

@@ -1,9 +1,9 @@
 """Public functions are right however they are called: without `jit`, in a long loop, traced."""
 
+import dataclasses
 import functools
 import gc
 import sys
-import warnings
 import weakref
 
 import jax
@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.tree_util import Partial
 
 import bam
 from bam import models
-from bam.core import pytree, tracing
+from bam.core import program, pytree
 from bam.core.engine import plain_sum
 from bam.testing import check_oracle
 from bam.training import diagnostics
@@ -149,22 +150,71 @@ def test_a_thousand_steps_without_jit_hold_no_more_memory_maps_than_ten():
 
 
 def test_functions_made_anew_in_each_call_are_compiled_anew_and_forgotten():
-    program, programs = (lambda x, *, fn: fn(x)), []
-    for i in range(3 * tracing.MOST_PROGRAMS):
-        compiled = tracing.compiled_once(program, fn=lambda x, i=i: x + i)
+    called, programs = (lambda fn, x: fn(x)), []
+    for i in range(3 * program.MOST_PROGRAMS):
+        compiled = program.compiled_once(called, program.as_partial(lambda x, i=i: x + i))
         assert compiled(1) == 1 + i
         programs.append(weakref.ref(compiled))
     del compiled
     gc.collect()
-    assert sum(program() is not None for program in programs) <= tracing.MOST_PROGRAMS
+    assert sum(kept() is not None for kept in programs) <= program.MOST_PROGRAMS
 
-    class Unhashable:
-        __hash__ = None
 
-        def __call__(self, x):
-            return 2 * x
+class Times:
+    """A function, or a loss, with `==` of its own, as a callable tuple or dataclass has."""
 
-    assert tracing.compiled_once(program, fn=Unhashable())(3) == 6
+    __hash__ = None
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __eq__(self, other):
+        return True
+
+    def __call__(self, w, x):
+        return self.factor * (w @ x if jnp.ndim(w) and w is not x else x)
+
+
+class HashableTimes(Times):
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize("kind", [Times, HashableTimes])
+def test_a_function_that_says_it_equals_another_has_a_program_of_its_own(kind):
+    clip = bam.clip_by_l2_norm(100.0)
+    of_loss = bam.dp_sgd(kind(1.0))
+    ways = {
+        "oracle": lambda loss: bam.dp_sgd(loss).grad,
+        "with_loss": lambda loss: of_loss.with_loss(lambda _: loss).grad,
+        "replace": lambda loss: dataclasses.replace(of_loss, loss_fn=loss).grad,
+        "own oracle": lambda loss: bam.Oracle(lambda p, _: p, jax.grad(loss)).grad,
+    }
+    for way, grad_of in ways.items():
+        losses = [kind(2.0), kind(3.0)]
+        sums = [bam.clipped_sum(grad_of(loss), clip, W, ROWS[:1], mask=None)[0] for loss in losses]
+        assert np.allclose(sums[0] * 3, sums[1] * 2) and np.any(sums[0]), way
+    loss = kind(2.0)
+    again = lambda: bam.clipped_sum(bam.dp_sgd(loss).grad, clip, W, ROWS, mask=None)  # noqa: E731
+    again()
+    assert compilations(again) == 0
+    assert of_loss.with_loss(lambda own: kind(own.factor * 5)).loss_fn.factor == 5
+
+
+def given_factor(factor, w, x):
+    return factor * x
+
+
+def test_a_partial_function_whose_arguments_are_no_floats_is_compiled_as_it_is():
+    def chosen(row, w, x):
+        return x[row:] * 2 if row else x
+
+    total = lambda fn: bam.clipped_sum(fn, CLIP, W, ROWS, mask=None)[0]  # noqa: E731
+    assert total(Partial(chosen, 0)).shape == (3,) and total(Partial(chosen, 1)).shape == (2,)
+    assert np.array_equal(
+        total(Partial(lambda f, w, x: f(x), jnp.sin)), total(lambda w, x: jnp.sin(x))
+    )
+    total(Partial(given_factor, 2.0))
+    assert compilations(lambda: total(Partial(given_factor, 3.0))) == 0  # the control
 
 
 def test_transforms_with_the_same_functions_and_other_bounds_are_others():
@@ -325,12 +375,13 @@ def test_noise_that_a_vmap_would_add_to_several_sums_is_refused():
     assert sums.shape == (2, 3)
 
 
-def test_a_seed_that_is_given_to_two_transforms_is_warned_of():
-    with warnings.catch_warnings(action="error"):
-        bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7, "first"))
-        bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7, "second"))
-    with pytest.warns(RuntimeWarning, match="another transform had an equal key"):
-        bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7, "first"))
+def test_a_seed_that_is_given_to_two_transforms_is_warned_of_while_both_exist():
+    first = bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7))
+    with pytest.warns(RuntimeWarning, match="another transform has an equal key"):
+        bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7))
+    bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7, "another"))
+    del first
+    bam.privatize(CLIP, 1.0, 20, bam.seeded_key(7))
 
 
 WAYS = {

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bam import named
+from bam import models, named
 from bam.data import datasets
-from bam.training import loading, loop, parts
+from bam.training import config as base
+from bam.training import loading, loop, parts, trainer
 from configs import extensions
 from examples import with_equinox, with_flax, with_jax_privacy
 from examples.own_images import walk
 from examples.some_classes import some_classes
-from tests.cases import Command, refused, run_command
+from tests.cases import Command, refused, run_command, tiny_digits
 
 
 def test_jax_privacys_clipped_sum_of_bam_gradients_is_ours():
@@ -212,6 +213,18 @@ def test_bias_is_measured_where_the_sum_holds_more_than_gradients(name):
 def test_our_other_clips_are_chosen_by_name(clip):
     config = tiny("dp_sgd", clip__name=clip, epsilon=8.0)
     assert loop.train(loop.build(config), 0).summary["test_accuracy"] > 0.3
+
+
+def scaled(num_classes, factor, widths):
+    assert isinstance(factor, np.ndarray) and widths == (4,)
+    return models.create("linear", num_classes, 1)
+
+
+def test_a_model_of_ones_own_gets_its_options_as_they_are():
+    config = tiny_digits(num_steps=1)
+    name = f"{__name__}:scaled"
+    base.name_part(config, "model", name, factor=np.ones(2), widths=(4,))
+    trainer.build(config)
 
 
 def test_a_model_and_a_data_set_of_ones_own_are_trained_from_their_config():

@@ -10,7 +10,7 @@ import bam
 from bam import models
 from bam.core import pytree
 from bam.core.gaussian import GaussianNoise
-from bam.core.tracing import own_weights
+from bam.core.own_weights import own_weights
 from bam.models.layers import (
     Conv,
     GroupNorm,

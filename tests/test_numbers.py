@@ -1,5 +1,6 @@
 """Numbers are arguments of what is compiled: of any value one program, which keeps the bound."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -10,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.tree_util import Partial
 
 import bam
-from bam.core import clipping, grid, noise, pytree, tracing
+from bam.core import clipping, grid, noise, program, pytree
 from bam.models import finetune
+from bam.privacy import clips
 from bam.privacy.mechanisms import MECHANISMS
 from bam.training import methods, parts, trainer
 from tests.cases import (
@@ -55,9 +58,9 @@ def same(a, b):
 
 def alone(fn, *args):
     """What `fn` gives where nothing was compiled of other numbers."""
-    tracing._program.cache_clear()
+    program._program.cache_clear()
     result = jax.device_get(fn(*args))
-    tracing._program.cache_clear()
+    program._program.cache_clear()
     return result
 
 
@@ -149,7 +152,7 @@ def test_every_method_clip_mechanism_and_optimizer_has_a_case():
         case.structure.get(f"{key}.name", default) for case in CASES.values()
     }
     assert {case.method for case in CASES.values()} == set(methods.METHODS)
-    assert chosen("clip", "l2") == set(clipping.CLIPS)
+    assert chosen("clip", "l2") == set(clips.CLIPS)
     assert chosen("mechanism", "poisson") == set(MECHANISMS)
     assert chosen("optimizer", "nadam") == set(parts.OPTIMIZERS)
 
@@ -618,6 +621,87 @@ def test_a_config_with_a_number_that_cannot_be_is_refused(key):
         refused(key.rpartition(".")[2], trainer.build, config, DATA)
 
 
+# Objects of one's own, as docs/extending.md shows them.
+
+
+@dataclasses.dataclass(frozen=True)
+class Shrink:
+    sensitivity: float
+
+    def init(self, params):
+        return ()
+
+    def update(self, grads, state, params=None):
+        scale = self.sensitivity / (self.sensitivity + optax.tree.norm(grads))
+        return jax.tree.map(lambda g: scale * g, grads), state
+
+
+@dataclasses.dataclass(frozen=True)
+class Ahead:
+    radius: float
+    loss_fn: Callable[..., Any] = dataclasses.field(default=squared, metadata={"static": True})
+
+    def ascend(self, params, previous):
+        return params
+
+    def grad(self, params, example):
+        at = jax.tree.map(lambda p: p + self.radius, params)
+        return jax.grad(self.loss_fn)(at, example)
+
+
+class KnownShrink(Shrink):
+    """JAX knows it."""
+
+
+class KnownAhead(Ahead):
+    """JAX knows it."""
+
+
+for known in (KnownShrink, KnownAhead):
+    jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(known))
+
+
+def summed_by_own(shrink, ahead, numbers):
+    clip, oracle = shrink(numbers["c"]), ahead(numbers["radius"])
+    noisy = bam.gaussian_noise(clip, numbers["sigma"], KEY, step=1)
+    return bam.clipped_sum(oracle.grad, clip, P, TREES, mask=None, microbatch_size=2, noise=noisy)
+
+
+def test_objects_of_ones_own_that_jax_knows_compile_nothing_for_other_numbers():
+    check_shared(functools.partial(summed_by_own, KnownShrink, KnownAhead), NUMBERS, OTHERS)
+    total = summed_by_own(Shrink, Ahead, NUMBERS)  # which JAX does not know
+    assert close(total, summed_by_own(KnownShrink, KnownAhead, NUMBERS))
+    run = lambda k: (2 * k, KnownShrink(k), KnownAhead(0.1 * k), 0.1 * k, False)  # noqa: E731
+    check_shared(looped, run(1.0), run(1.7))
+    assert compilations(lambda: summed_by_own(Shrink, Ahead, OTHERS)) > 0  # the control
+
+
+def test_objects_of_ones_own_are_measured_and_chained():
+    clip = KnownShrink(1.0)
+    assert not clipping.as_declared(clip).is_proved
+    assert bam.chain(optax.scale(2.0), clip).sensitivity == 1.0
+    for small, large in ((bam.chain(clip, bam.clip_by_l2_norm(0.5)), 0.5), (clip, 1.0)):
+        clipped = small.update(jax.tree.map(lambda x: 1e6 * x, P), small.init(P))[0]
+        assert 0.9 * large < norm64(clipped) <= large * clipping.ROUNDING
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Unmarked:
+    loss_fn: Callable[..., Any]
+
+    def ascend(self, params, previous):
+        return params
+
+    def grad(self, params, example):
+        return jax.grad(self.loss_fn)(params, example)
+
+
+def test_a_function_among_the_numbers_of_an_object_is_one_line():
+    total = functools.partial(bam.clipped_sum, clip=bam.clip_by_l2_norm(1.0), params=W, batch=ROWS)
+    refused("a function among its numbers", lambda: total(Unmarked(squared).grad, mask=None))
+
+
 # Numbers of a clip, in the place of others.
 
 
@@ -641,8 +725,16 @@ def test_a_proved_clip_of_other_numbers_has_their_bound(name):
         assert outcome(sum_of, cannot_be, KEY, 1.0, lambda *_: NOISE) != "right"
 
 
+def test_a_clip_of_narrow_numbers_keeps_its_bound():
+    rows = {str(i): jnp.full(4, 100.0) for i in range(3)}
+    for name in ("l2", "normalize", "per_layer"):
+        clip = changed(CLIPS[name](1.1), lambda x: jnp.asarray(x, jnp.bfloat16))
+        clipped = jax.jit(lambda clip: clip.update(rows, ())[0])(clip)
+        assert 0.9 < norm64(clipped) <= float(clip.sensitivity) * clipping.ROUNDING
+
+
 def test_a_clip_of_ones_own_that_is_given_other_numbers_is_measured():
-    clip = bam.BoundedTransformation(no_state, clipping.Closure(times, (), (0.1,)), 1.0)
+    clip = bam.BoundedTransformation(no_state, Partial(times, 0.1), 1.0)
     assert jax.tree.leaves(clip) == [0.1, 1.0] and not clip.is_proved
     lying = jax.tree.unflatten(jax.tree.structure(clip), [100.0, 1.0])
     assert lying.sensitivity == 1.0 and not lying.is_proved
@@ -716,7 +808,7 @@ def test_sums_are_the_same_with_debug_nans_and_nearly_so_with_64_bits_and_withou
 
 
 def test_weights_that_are_donated_leave_the_numbers_of_a_clip_and_an_optimizer():
-    clip, optimizer = bam.clip_by_l2_norm(0.5), clipping.Closure(scaled_by, (), (0.5,))
+    clip, optimizer = bam.clip_by_l2_norm(0.5), Partial(scaled_by, 0.5)
 
     @functools.partial(jax.jit, donate_argnums=0)
     def step(w, clip, optimizer, noise):

@@ -1,12 +1,12 @@
 """One object, one use: shared, forked, threaded, mapped or resumed, no noise is added twice."""
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import gc
 import hashlib
 import json
-import math
 import os
 import sys
 import threading
@@ -20,10 +20,11 @@ import optax
 import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import Partial
 
 import bam
 from bam import files, provenance
-from bam.core import privatize, processes, pytree, seeds
+from bam.core import forks, privatize, pytree, seeds
 from bam.privacy import ledger, private_training, run
 from tests import cases
 from tests.own_loop import DATA, PLAN, begin, resume, take
@@ -93,7 +94,7 @@ def test_a_fork_of_the_process_cannot_draw_take_or_save_a_step(tmp_path):
 
 
 def test_a_fork_that_is_not_refused_draws_the_same_batches(monkeypatch):  # the control
-    monkeypatch.setattr(processes, "check_not_forked", lambda process, what: None)
+    monkeypatch.setattr(forks, "check_not_forked", lambda process, what: None)
     private = bam.PrivateTraining(**PLAN)
     assert in_a_fork(lambda: rows_drawn(private)) == rows_drawn(private)
 
@@ -131,7 +132,7 @@ def test_a_fork_with_its_parents_id_is_refused_too(monkeypatch):
         assert "would repeat its batches and its noise" in in_a_fork(use)
         use()  # the control: in the process itself
     with monkeypatch.context() as patch:  # the second control: ids alone would let it pass
-        patch.setattr(processes, "this_process", lambda: processes.Process(os.getpid(), 0))
+        patch.setattr(forks, "this_process", lambda: forks.Process(os.getpid(), 0))
         assert "RuntimeError" not in in_a_fork(lambda: next(private.batches(DATA)))
 
 
@@ -381,6 +382,7 @@ def test_a_mask_with_one_place_more_or_less_is_refused_at_every_place():
 # One training in a folder.
 
 
+OTHER_CLIP = r"clip = 'bam\.core\.clipping\.ClipByL2Norm\(clip_norm=1\.0\)"
 OTHER_GROUPS = "belongs to a run with other groups, or in another order, or lacks its data_key"
 
 
@@ -399,10 +401,10 @@ def in_words(fn):
             {"groups": np.where(USERS["groups"] == 1, 99, USERS["groups"])},
             OTHER_GROUPS,
         ),
-        ({"clip": bam.normalize(1.0)}, r"clip = '\[bam\.core\.clipping\._clip_whole.* \[1\.0\]"),
+        ({"clip": bam.normalize(1.0)}, OTHER_CLIP),
         (
             {"clip": bam.chain(optax.scale(2.0), CLIP)},
-            r"clip = '\[bam\.core\.clipping\._clip_whole.* \[1\.0\]",
+            OTHER_CLIP,
         ),
     ],
 )
@@ -459,54 +461,86 @@ def test_groups_whose_key_is_gone_or_damaged_are_refused_unless_all_steps_are_ta
     assert list(private.batches(DATA)) == []
 
 
-def clips_of_a_kind(factor):
-    def update(grads, state, params=None):
-        return jax.tree.map(lambda g: factor * jnp.tanh(g), grads), state
-
-    return bam.BoundedTransformation(lambda params: (), update, 2.0)
+def scaled_tanh(factor, grads, state, params=None):
+    return jax.tree.map(lambda g: factor * jnp.tanh(g), grads), state
 
 
-def test_a_clip_of_ones_own_is_known_by_its_code_and_the_numbers_that_it_keeps(tmp_path):
-    private, _, tree = begin(clip=clips_of_a_kind(0.5))
+def no_state(params):
+    return ()
+
+
+def clip_of_ones_own(factor, kept=1.0):
+    """Declares one number and keeps another, which is in no record."""
+
+    def finish(mean, state):
+        return jax.tree.map(lambda x: kept * x, mean), state
+
+    return bam.BoundedTransformation(no_state, Partial(scaled_tanh, factor), 2.0, finish)
+
+
+def test_a_clip_of_ones_own_is_known_by_its_names_and_declared_numbers(tmp_path):
+    private, _, tree = begin(clip=clip_of_ones_own(0.5))
     private.save(tmp_path, tree)
     private.close()
-    refused("factor=0.5", lambda: resume(tmp_path, clip=clips_of_a_kind(0.25)))
-    resume(tmp_path, clip=clips_of_a_kind(0.5))[0].close()
+    refused("0=0.5", lambda: resume(tmp_path, clip=clip_of_ones_own(0.25)))
+    resume(tmp_path, clip=clip_of_ones_own(0.5, kept=2.0))[0].close()
 
 
 class Counter:
-    """Keeps a number, a function and a key that has no words of its own."""
-
-    def __init__(self, factor, kept):
-        self.factor, self.kept = factor, kept
+    """A clip's functions as methods, and an object that can be called."""
 
     def update(self, grads, state, params=None):
-        return jax.tree.map(jnp.tanh, grads), state
+        return grads, state
+
+    def __call__(self, mean, state):
+        return mean, state
+
+    __eq__ = __hash__ = None
 
 
-def keeping(value):
-    def update(grads, state, params=None):
-        return (jax.tree.map(jnp.tanh, grads), state) if value is not update else None
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """An object that JAX does not know as a pytree; its numbers are compared, too."""
 
-    return update
+    factor: float
 
-
-LOOP = []
-LOOP.append(LOOP)
-KEPT = [
-    keeping(np.float32), keeping(LOOP), keeping({object: 1.0}), keeping(np.array(["a"], object)),
-    keeping({1.0, 2.0}), keeping(jnp.arange(3)), keeping(np.arange(3)), keeping(1.0), keeping(2.0),
-    functools.partial(keeping(1.0), params=1.0), functools.partial(keeping(1.0), params=2.0),
-    Counter(1.0, object()).update, Counter(2.0, object()).update, keeping(math), keeping(None),
-    *(clip.update for clip in (CLIP, bam.normalize(1.0, 0.01), bam.normalize(1.0, 0.02))),
-]  # fmt: skip
+    def update(self, grads, state, params=None):
+        return grads, state
 
 
-def test_functions_that_keep_other_values_have_other_words_without_addresses():
-    words = [private_training.in_words(function) for function in KEPT]
+def of_numbers(numbers):
+    return bam.BoundedTransformation(no_state, Partial(scaled_tanh, numbers), 1.0)
+
+
+def test_clips_of_other_numbers_or_names_have_other_words_without_addresses():
+    own = lambda update, finish=None: bam.BoundedTransformation(no_state, update, 1.0, finish)  # noqa: E731
+    clips = [
+        *(bam.clip_by_l2_norm(1.0), bam.clip_by_l2_norm(2.0), bam.normalize(1.0)),
+        *(bam.normalize(1.0, 0.02), bam.clip_per_layer(1.0), bam.clip_per_layer({"a": 1.0})),
+        *(bam.clip_per_layer({"b": 1.0}), bam.chain(optax.scale(2.0), CLIP)),
+        *(own(Counter().update), own(Counter().update, Counter())),
+        *(own(functools.partial(scaled_tanh, x)) for x in (1.0, 2.0)),
+    ]
+    words = [private_training.in_words(clip) for clip in clips]
     assert len(set(words)) == len(words) and "0x" not in "".join(words)
-    again = private_training.in_words(Counter(1.0, object()).update)
-    assert again == private_training.in_words(KEPT[11]) and "factor=1.0" in again
+    assert words[0] == "bam.core.clipping.ClipByL2Norm(clip_norm=1.0)"
+    again = private_training.in_words(own(Counter().update, Counter()))
+    assert again == words[9] and "Counter" in again
+    for one, other in (  # the same clip
+        (bam.clip_by_l2_norm(jnp.float32(1)), bam.clip_by_l2_norm(1.0)),
+        (of_numbers(0.5), of_numbers(np.float64(0.5))),
+        (of_numbers(np.ones(2000, np.float32)), of_numbers(jnp.ones(2000))),
+        (own(Known(0.5).update), own(Known(np.float64(0.5)).update)),
+    ):
+        assert private_training.in_words(one) == private_training.in_words(other)
+    large = np.ones(2000, np.float32)
+    large[1000] = 2
+    for one, other in (
+        (of_numbers(large), of_numbers(np.ones(2000, np.float32))),
+        (own(Known(0.5).update), own(Known(0.25).update)),
+    ):
+        words = [private_training.in_words(x) for x in (one, other)]
+        assert words[0] != words[1] and max(map(len, words)) < 300
 
 
 def test_a_training_that_took_no_step_gives_its_folder_back_when_it_is_dropped(tmp_path):
@@ -752,15 +786,15 @@ def test_devices_with_one_key_get_nan_and_a_private_training_is_refused_there():
     refused("shard_map or pmap", jax.jit(update), weights, batch, state)
 
 
-def test_two_trainings_of_one_seed_are_warned_of_until_the_first_is_closed():
-    first = bam.PrivateTraining(**PLAN, seed=1234)
-    with pytest.warns(RuntimeWarning, match="another transform had an equal key"):
-        bam.PrivateTraining(**PLAN, seed=1234)
+def test_two_trainings_of_one_seed_are_warned_of_while_both_exist():
+    first = bam.PrivateTraining(**PLAN, seed=5)
+    with pytest.warns(RuntimeWarning, match="another transform has an equal key"):
+        bam.PrivateTraining(**PLAN, seed=5)
     with warnings.catch_warnings(action="error"):
-        bam.PrivateTraining(**PLAN, seed=1235)
+        bam.PrivateTraining(**PLAN, seed=6)
         bam.PrivateTraining(**PLAN), bam.PrivateTraining(**PLAN)
         first.close()
-        bam.PrivateTraining(**PLAN, seed=1234)
+        bam.PrivateTraining(**PLAN, seed=5)
 
 
 # The structure of a state, which `optax.tree.map_params` asks `init` for.

@@ -13,11 +13,10 @@ import bam
 from bam import models
 from bam.cli import console, options
 from bam.cli.main import main
-from bam.core import clipping
-from bam.core.clipping import Clip
 from bam.errors import InputError
 from bam.models.wide_resnet import WideResNet, WideResNetBam
-from bam.privacy import statement
+from bam.named import Part
+from bam.privacy import clips, statement
 from bam.release import export
 from bam.sweep import comparison
 from bam.sweep.method_config import method_config
@@ -33,12 +32,12 @@ WORDS = "scaled down to an L2 norm of at most a share of C"
 def shrunk(words=WORDS, public_options=("share",)):
     """A clip that nobody has named yet, as a row of the table."""
     make = lambda plan, clip_norm, share=0.5: bam.clip_by_l2_norm(share * clip_norm)  # noqa: E731
-    return Clip(make, words, public_options)
+    return Part(make, public_options, words)
 
 
 def released(folder, monkeypatch, row):
     """Settings, statement and model facts of a run that names a row of the table of clips."""
-    monkeypatch.setitem(clipping.CLIPS, "shrunk", row)
+    monkeypatch.setitem(clips.CLIPS, "shrunk", row)
     config = tiny(num_steps=1)
     with config.unlocked():
         config.clip.update({"name": "shrunk", "share": 0.25})

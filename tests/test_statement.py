@@ -9,8 +9,7 @@ import string
 import pytest
 
 import bam
-from bam.core import clipping
-from bam.privacy import statement
+from bam.privacy import clips, statement
 from bam.training import parts
 from tests import golden
 from tests.cases import recomputed, without_mu
@@ -246,7 +245,7 @@ QUIET = {
     "features_weights_known": False, "frozen": False, "searched": False, "unit": "example",
     "bound": "in words", "num_examples_given": False, "q_is": "l/N", "is_folder": True,
     "trained_by": "bam train",
-    "clip_words": clipping.CLIPS["l2"].words,
+    "clip_words": clips.CLIPS["l2"].words,
     "noise_is": "independent", "printed_by_bam": True, "num_codes": "one", "taken_by": "",
 }  # fmt: skip
 
@@ -272,7 +271,7 @@ QUIET = {
             {"features__name": "backbone"}, {"features_digest": "d"},
             {"features": "declared", "features_weights_known": True},
         ),
-        ({"clip__name": "normalize"}, {}, {"clip_words": clipping.CLIPS["normalize"].words}),
+        ({"clip__name": "normalize"}, {}, {"clip_words": clips.CLIPS["normalize"].words}),
         ({"clip__name": "proved"}, {}, {"bound": "own", "clip_words": ""}),
         ({"method__name": "mine:sgd"}, {}, {"own_parts": "some"}),
         ({"clip__name": "mine:clip"}, {}, {"own_parts": "some", "bound": "own", "clip_words": ""}),
@@ -345,7 +344,7 @@ def test_a_loop_of_ones_own_says_whose_oracle_and_clip_and_gradient_it_is():
 
 
 def test_the_clips_that_have_words_are_bam_s():
-    for name, clip in clipping.CLIPS.items():
+    for name, clip in clips.CLIPS.items():
         assert f"| {clip.words} | `{name}` |" in statement.text_of(
             fields(quick(golden.plan_of("own_loop")), {"clip__name": name})
         )

@@ -98,6 +98,21 @@ def test_a_trainer_of_one_plan_with_the_noise_of_another_is_refused(experiment):
     dataclasses.replace(experiment, plan=dataclasses.replace(experiment.plan, spare_steps=1))
 
 
+def test_a_trainer_of_one_config_or_data_with_the_parts_of_another_is_refused(experiment):
+    config = experiment.config.copy_and_resolve_references()
+    config.ema_decay, dataset = 0.123, experiment.dataset._replace(mean=np.float32(0.123))
+    for changed in (
+        {"config": config},
+        {"dataset": dataset},
+        {"parts": dataclasses.replace(experiment.parts, microbatch_size=1)},
+        {"parts": dataclasses.replace(experiment.parts, is_private=False)},
+    ):
+        with pytest.raises(ValueError, match="the parts "):
+            dataclasses.replace(experiment, **changed)
+    assert experiment.with_microbatch_size(2).parts.microbatch_size == 2  # the control
+    refused("microbatch_size must be from 1", experiment.with_microbatch_size, 0)
+
+
 def test_one_step_equals_privatize_in_a_plain_optax_chain(experiment):
     dataset, plan = experiment.dataset, experiment.plan
     state = experiment.init(3)

@@ -200,7 +200,9 @@ def test_many_equal_half_precision_entries_stay_below_the_bound(dtype, clip_norm
         BoundedTransformation(*optax.identity(), 0.7),
         BoundedTransformation(*optax.clip_by_global_norm(0.7), 0.7),  # passes NaN on
         BoundedTransformation(*optax.chain(bam.clip_by_l2_norm(0.7), optax.scale(1.01)), 0.7),
-        bam.clip_by_l2_norm(0.7)._replace(),  # right, but no longer declares a bound
+        optax.GradientTransformation(
+            *bam.clip_by_l2_norm(0.7)
+        ),  # right, but no longer declares a bound
     ],
     ids=["bound too small", "unbounded", "passes NaN on", "scaled after", "undeclared"],
 )

@@ -21,12 +21,12 @@ import bam
 from bam import errors, files
 from bam.audit import canary, checks, one_run, whole_run
 from bam.audit.audited import with_step
-from bam.core import oracles, user_table
+from bam.core import oracles
 from bam.data import datasets, users
 from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.images import importing, listing
-from bam.privacy import statement
+from bam.privacy import statement, user_ids
 from bam.privacy.plan import Population
 from bam.release import export
 from bam.training import config as base
@@ -199,7 +199,8 @@ def test_a_method_that_changes_anothers_gradient_changes_it_for_users_too():
     @oracles.method
     def doubled(loss_fn):
         inner = bam.bam_sam(loss_fn, 0.1)
-        return inner._replace(grad=lambda *at: jax.tree.map(lambda g: 2 * g, inner.grad(*at)))
+        grad = lambda *at: jax.tree.map(lambda g: 2 * g, inner.grad(*at))  # noqa: E731
+        return bam.Oracle(inner.ascend, grad)
 
     user = mlp_batch(2), jnp.ones(2, bool)
     inner, changed = (
@@ -457,7 +458,7 @@ def test_ids_beyond_64_bits_stay_different(kind, tmp_path):
     ids = parquet.read_ids(tmp_path, "who")
     rows = [np.flatnonzero(ids == x).tolist() for x in ids]
     assert rows == [[0, 2], [1, 3]] * 2 + [[4, 6], [5, 7]] * 2
-    assert user_table.numbered(ids).max() == 3  # none became a number for a missing value
+    assert user_ids.numbered(ids).max() == 3  # none became a number for a missing value
     small = [5, -5, 2**63 - 1, -(2**63) + 1]
     (tmp_path / "own").mkdir()
     write = lambda x: pq.write_table(pa.table({"who": x}), tmp_path / "own" / "train.parquet")  # noqa: E731
@@ -741,7 +742,7 @@ class Nullable:
 
 @pytest.mark.parametrize("kind", [list, tuple, collections.deque, collections.UserList])
 def test_ids_of_a_sequence_are_read_one_by_one(kind):
-    numbered = user_table.numbered
+    numbered = user_ids.numbered
     ids = [LONG, LONG - 1, 1.0]  # an array of them is one of floats, in which two are equal
     assert numbered(kind(ids)).tolist() == numbered(Nullable(*ids)).tolist() == [2, 1, 0]
     with pytest.raises(ValueError, match=r"row 1 .* its id is None"):
@@ -792,11 +793,11 @@ def test_ids_in_two_columns_are_not_read_as_a_number(who, tmp_path):
         (tmp_path / name).touch()
     columns = {"file": "file", "label": "label", "user": "site,who"}
     read = listing.in_table(tmp_path, tmp_path / "t.csv", columns).examples
-    names = [user_table.user_id(x.user) for x in read]
+    names = [user_ids.user_id(x.user) for x in read]
     assert names == [x.user for x in read] and len(set(names)) == 2
     joined = [f"1,{x}" for x in who]
     if joined[0] == "1,12e5":  # the control
-        refused("a rounded number", user_table.user_id, joined[0])
+        refused("a rounded number", user_ids.user_id, joined[0])
 
 
 # What is refused.

@@ -34,7 +34,7 @@ from bam.audit import canary
 from bam.audit.audited import with_step
 from bam.audit.whole_run import flat
 from bam.core import chacha, pytree, sampling, seeds
-from bam.core.oracles import Oracle
+from bam.core.oracles import Method, Oracle
 from bam.core.pytree import Grads, Params
 from bam.data import datasets
 from bam.errors import InputError
@@ -125,7 +125,7 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
     return dataclasses.replace(built, parts=dataclasses.replace(built.parts, oracle=oracle))
 
 
-def with_canaries(oracle: Oracle, num_real: int, num_canaries: int) -> Oracle:
+def with_canaries(oracle: Method, num_real: int, num_canaries: int) -> Oracle:
     """The oracle, with single entries as the gradients of canaries, the rows from `num_real` on."""
 
     def grad(params: Params, example: dict[str, PyTree]) -> Grads:

@@ -1,32 +1,39 @@
 r"""Bounding one example's gradient: optax transforms that promise a bound on their output.
 
 The promise is `sensitivity`, S. Because of rounding, an output may be longer than S by the factor
-`ROUNDING`, and the noise is scaled to that larger bound. For the clips in `PROVED` the bound is
-proved. Let $u = 2^{-24}$. A computed norm is $n = \|g\| (1 + \eta)$ with
+`ROUNDING`, and the noise is scaled to that larger bound. For the first three clips below the bound
+is proved. Let $u = 2^{-24}$. A computed norm is $n = \|g\| (1 + \eta)$ with
 $|\eta| < 5 \cdot 10^{-6}$ (`pytree.l2_norm`), and each product, quotient or sum of two numbers is
 off by a factor between $1 - u$ and $1 + u$ (a GPU's quotient by up to 4 u, which `ROUNDING`
-covers). The engine keeps the gradient in memory, so the norm belongs to the very numbers that are
-scaled. For any other transform, also a `chain`, the engine measures the integers that it adds, and
-drops an example that breaks the promise. A config finds a transform by its name in `CLIPS`.
+covers). The engine writes the gradient to memory before its norm is taken, so the norm and the
+scaling read the same numbers. For any other transform, also a `chain`, the engine measures the
+integers that it adds, and drops an example that breaks the promise.
 
-A bound is read when the transform is made and cannot be changed afterwards, because noise is scaled
-to it once, and the transform, which is traced again for each new shape, must keep to it.
+A clip is a frozen record. Its numbers are arguments of the compiled program (`bam.core.program`),
+and `sensitivity` is computed from the numbers that `update` reads.
 """
 
 import dataclasses
 import math
-import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator
+from typing import (
+    Any,
+    ClassVar,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    cast,
+    get_args,
+    runtime_checkable,
+)
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from bam.core import pytree, scalars
-from bam.core.closure import Closure, as_closure
+from bam.core import program, pytree, scalars
+from bam.core.program import STATIC
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 from bam.errors import InputError
@@ -43,146 +50,63 @@ ROUNDING = 1 + 1e-5
 SMALLEST_CLIP_NORM = 1e-12
 
 
-class _Promise(NamedTuple):
-    """The parts of a `BoundedTransformation` besides `init` and `update`."""
-
-    bound: Closure  # without arguments; it returns S
-    finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None = None
-    is_proved: bool = False
-
-
-# By `update` function. They are not kept in the transforms, whose attributes could be replaced.
-_promises: weakref.WeakKeyDictionary[Callable[..., Any], _Promise] = weakref.WeakKeyDictionary()
-
-
-class BoundedTransformation(optax.GradientTransformation):
+@runtime_checkable
+class Clip(Protocol):
     """An optax transform of *one example's* gradient that promises a bound on its output.
 
-    It is an ordinary `optax.GradientTransformation` (it unpacks to `init, update`) with further
-    attributes. To add your own, call `BoundedTransformation(init, update, sensitivity)` with
-    `init: params -> state` and, for one example,
-    `update: (grads, state, params) -> (bounded grads, state)`. A transform never changes: its
-    attributes cannot be assigned, a copy is the same object, there is no pickle, and the result of
-    `_replace` declares no bound.
-
-    Attributes:
-      sensitivity: the largest L2 norm that `update` can return for any input, NaN and infinity
-        included; `inf` means "not bounded". A sum over examples has this L2 sensitivity, for
-        zero-out and for add/remove. It must be 0 or at least 1e-12; anything else is an
-        InputError.
-      finish: `(noised mean, state) -> (private gradient, state)`, called once per step; None leaves
-        both as they are. Only `finish` changes the state. The state that `update` returns is
-        ignored, because it has seen one example's gradient. `update` may return further numbers
-        beside the gradient: they are summed, noised and passed to `finish`.
-      is_proved: whether the bound is proved, so that the engine need not measure it. It is True for
-        the three clips of this file alone, not for a `chain`.
+    A frozen dataclass of your own with these names is a clip. Its numbers are arguments of the
+    program if it is registered by `jax.tree_util.register_dataclass`. It may also have `finish`:
+    `(noised mean, state) -> (private gradient, state)`, called once per step. Only `finish` changes
+    the state.
     """
 
-    __slots__ = ()  # no dictionary that could be written to
+    @property
+    def init(self) -> Callable[..., PyTree]:
+        """`params -> state`."""
 
-    def __new__(
-        cls,
-        init: Callable[..., PyTree],
-        update: Callable[..., tuple[PyTree, PyTree]],
-        sensitivity: Number,
-        finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None = None,
-    ) -> "BoundedTransformation":
-        """Makes the pair `(init, update)` and attaches the bound."""
-        bound = _checked("sensitivity", sensitivity)
-        return cls._of(init, update, _Promise(Closure(_nan_if_out_of_range, (), (bound,)), finish))
+    @property
+    def update(self) -> Callable[..., tuple[PyTree, PyTree]]:
+        """`(grads, state, params) -> (bounded grads, state)`.
 
-    @classmethod
-    def _of(
-        cls, init: Callable[..., PyTree], update: Callable[..., Any], promise: _Promise
-    ) -> "BoundedTransformation":
-        # A new object, so that the same `update` can have another bound in another transform.
-        bounded_update = dataclasses.replace(as_closure(update))
-        _promises[bounded_update] = promise
-        return super().__new__(cls, init, bounded_update)
-
-    def _replace(self, **changed: Any) -> optax.GradientTransformation:
-        """Returns a plain optax pair without a bound, because the bound belonged to this pair."""
-        return optax.GradientTransformation(*self)._replace(**changed)
+        It may return further numbers beside the gradient: they are summed, noised and passed to
+        `finish`. The state that it returns is ignored, because it has seen one example's gradient.
+        """
 
     @property
     def sensitivity(self) -> Number:
-        """S; an AttributeError if none was declared."""
-        bound: Number = _promise_of(self).bound()
-        return bound
+        """S, the largest L2 norm that `update` can return for any input, NaN and infinity included.
 
-    @property
-    def finish(self) -> Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None:
-        """The function that follows the noise, once per step, or None."""
-        return _promise_of(self).finish
-
-    @property
-    def is_proved(self) -> bool:
-        """Whether the bound is proved."""
-        return _promise_of(self).is_proved
-
-    def _flatten(self) -> tuple[tuple[PyTree, ...], bool]:
-        promise = _promise_of(self)
-        if promise.is_proved:  # S is computed from the update's own numbers
-            return (self.update,), True
-        finish = promise.finish and as_closure(promise.finish)
-        return (as_closure(self.init), self.update, promise.bound, finish), False
-
-    @classmethod
-    def _unflatten(cls, is_proved: bool, parts: tuple[Any, ...]) -> "BoundedTransformation":
-        if is_proved:
-            return _proved(parts[0])
-        init, update, bound, finish = parts
-        return cls._of(init, update, _Promise(bound, finish))
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        """Refuses another bound: noise may already be scaled to this one."""
-        raise AttributeError(f"{name} of a clip cannot be changed: make another clip")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        """Refuses, as `__setattr__`."""
-        raise AttributeError(f"{name} of a clip cannot be deleted: make another clip")
-
-    def __copy__(self) -> "BoundedTransformation":
-        """Returns itself, because it cannot change."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "BoundedTransformation":
-        """Returns itself."""
-        return self
-
-    def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuses a pickle, which would lose the bound."""
-        raise TypeError("a clip cannot be pickled: make a new one in the other process")
-
-    # Compared by identity: the same pair of functions may have another bound elsewhere.
-    __eq__, __ne__, __hash__ = object.__eq__, object.__ne__, object.__hash__
+        A sum over examples has this L2 sensitivity, for zero-out and for add/remove. It must be 0
+        or at least 1e-12; `inf` means "not bounded".
+        """
 
 
-jax.tree_util.register_pytree_node(
-    BoundedTransformation, BoundedTransformation._flatten, BoundedTransformation._unflatten
-)
+# What functions take; `as_declared` refuses a transform without a bound.
+Transform: TypeAlias = Clip | optax.GradientTransformation
 
 
-def _promise_of(clip: BoundedTransformation) -> _Promise:
-    if clip.update not in _promises:
-        raise AttributeError(
-            "this clip was made without its bound: make it by clip_by_l2_norm, normalize or "
-            "clip_per_layer, or by bam.BoundedTransformation"
-        )
-    return _promises[clip.update]
+class _Pair:
+    """A transform that optax can unpack as its pair of functions."""
+
+    is_proved: ClassVar[bool] = False
+    init: Callable[..., PyTree]
+    update: Callable[..., tuple[PyTree, PyTree]]
+
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        return iter((self.init, self.update))
 
 
-def finish(clip: optax.GradientTransformation, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]:
-    """Applies a transform's `finish` to the noised mean; returns the gradient and the next state.
+class _Proved(_Pair):
+    """A transform without state, whose bound is proved, so that the engine need not measure it."""
 
-    `mean` is the noised sum divided by the expected batch size. Mean and state are both private, so
-    this is post-processing. A transform without `finish` leaves both as they are.
-    """
-    finish = getattr(clip, "finish", None)
-    return (mean, state) if finish is None else finish(mean, state)
+    is_proved: ClassVar[bool] = True
+    finish: ClassVar[None] = None
+
+    def init(self, params: PyTree) -> optax.EmptyState:
+        return optax.EmptyState()
 
 
-def clip_by_l2_norm(clip_norm: Number) -> BoundedTransformation:
+def clip_by_l2_norm(clip_norm: Number) -> "ClipByL2Norm":
     r"""Clips a gradient to norm at most C: $\bar g = g / \max(1, \|g\|_2 / C)$.
 
     The norm is taken over all leaves together, in float32 or wider; structure, shapes and dtypes
@@ -216,17 +140,31 @@ def clip_by_l2_norm(clip_norm: Number) -> BoundedTransformation:
       >>> print(clipped["w"], clip.sensitivity)
       [0.6 0.8] 1.0
     """
-    return _proved(Closure(_clip_whole, (), (_checked("clip_norm", clip_norm),)))
+    return ClipByL2Norm(clip_norm)
 
 
-def _clip_whole(
-    clip_norm: Number, grads: Grads, state: PyTree, params: PyTree = None
-) -> tuple[Grads, PyTree]:
-    norm = pytree.l2_norm(grads)
-    return _clip(grads, norm, clip_norm, jnp.isfinite(norm)), state
+@program.record
+class ClipByL2Norm(_Proved):
+    """The transform of `clip_by_l2_norm`."""
+
+    clip_norm: Number
+
+    def __post_init__(self) -> None:
+        """Reads C."""
+        vars(self)["clip_norm"] = _checked("clip_norm", self.clip_norm)
+
+    @property
+    def sensitivity(self) -> Number:
+        """C."""
+        return _nan_unless(_is_bound(self.clip_norm), self.clip_norm)
+
+    def update(self, grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
+        """Returns the clipped gradient, and the state."""
+        norm = pytree.l2_norm(grads)
+        return _clip(grads, norm, self.clip_norm, jnp.isfinite(norm)), state
 
 
-def normalize(clip_norm: Number, gamma: Number = 0.01) -> BoundedTransformation:
+def normalize(clip_norm: Number, gamma: Number = 0.01) -> "Normalize":
     r"""Automatic clipping: a gradient much longer than γ is scaled to norm just below C.
 
     $\bar g = C\, g / (\|g\|_2 + \gamma)$. Non-finite gradients become zero. Structure, shapes and
@@ -250,30 +188,40 @@ def normalize(clip_norm: Number, gamma: Number = 0.01) -> BoundedTransformation:
       >>> [round(float(x), 4) for x in clipped]
       [0.3, 0.4]
     """
-    bound, floor = _checked("clip_norm", clip_norm), scalars.argument("gamma", gamma)
-    if scalars.is_known(bound) and math.isinf(bound):
-        raise InputError("clip_norm must be finite for normalize, got inf")
-    if scalars.is_known(floor) and not SMALLEST_CLIP_NORM <= floor < math.inf:
-        raise InputError(f"gamma must be finite and at least {SMALLEST_CLIP_NORM}, got {gamma}")
-    return _proved(Closure(_normalize, (), (bound, floor)))
+    return Normalize(clip_norm, gamma)
 
 
-def _normalize(
-    clip_norm: Number, gamma: Number, grads: Grads, state: PyTree, params: PyTree = None
-) -> tuple[Grads, PyTree]:
-    norm = pytree.l2_norm(grads)
-    # In two steps, because C / (n + γ) could overflow for a large C and a small norm.
-    return _scale(grads, 1.0, norm + gamma, jnp.isfinite(norm), clip_norm), state
+@program.record
+class Normalize(_Proved):
+    """The transform of `normalize`."""
+
+    clip_norm: Number
+    gamma: Number
+
+    def __post_init__(self) -> None:
+        """Reads C and γ."""
+        bound, floor = _checked("clip_norm", self.clip_norm), scalars.argument("gamma", self.gamma)
+        if scalars.is_known(bound) and math.isinf(bound):
+            raise InputError("clip_norm must be finite for normalize, got inf")
+        if scalars.is_known(floor) and not _is_floor(floor):
+            raise InputError(f"gamma must be finite and at least {SMALLEST_CLIP_NORM}, got {floor}")
+        vars(self).update(clip_norm=bound, gamma=floor)
+
+    @property
+    def sensitivity(self) -> Number:
+        """C; NaN if γ turns out to be out of range."""
+        in_range = _is_bound(self.clip_norm) & _is_floor(self.gamma)
+        return _nan_unless(in_range, self.clip_norm)
+
+    def update(self, grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
+        """Returns the scaled gradient, and the state."""
+        norm = pytree.l2_norm(grads)
+        # In two steps, because C / (n + γ) could overflow for a large C and a small norm.
+        scaled = _scale(grads, 1.0, norm + self.gamma, jnp.isfinite(norm), self.clip_norm)
+        return scaled, state
 
 
-def _bound_of_normalize(clip_norm: Number, gamma: Number) -> Number:
-    in_range = (gamma >= SMALLEST_CLIP_NORM) & (gamma < math.inf)
-    if scalars.is_known(clip_norm, gamma):
-        return _nan_if_out_of_range(clip_norm) if in_range else math.nan
-    return jnp.where(in_range, _nan_if_out_of_range(clip_norm), jnp.nan)
-
-
-def clip_per_layer(clip_norm: PyTree) -> BoundedTransformation:
+def clip_per_layer(clip_norm: PyTree) -> "ClipPerLayer":
     r"""Clips each leaf of the gradient (each parameter array) to its own bound.
 
     $\bar g_k = g_k / \max(1, \|g_k\|_2 / C_k)$; the whole gradient then has norm at most
@@ -298,40 +246,50 @@ def clip_per_layer(clip_norm: PyTree) -> BoundedTransformation:
       >>> print(clipped["w"], clipped["b"])
       [0.6 0.8] [1.]
     """
-    bounds = tuple(_checked("clip_norm", x) for x in jax.tree.leaves(clip_norm))
-    tree: jax.tree_util.PyTreeDef | None = jax.tree.structure(clip_norm)
-    tree = None if jax.tree_util.all_leaves([clip_norm]) else tree
-    # As text, because `StaticValue` compares other objects by identity, and equal trees share a
-    # program.
-    return _proved(Closure(_clip_leaves, (str(tree),), (bounds,)))
+    is_number = jax.tree_util.all_leaves([clip_norm])
+    bounds, tree = jax.tree.flatten(clip_norm)
+    return ClipPerLayer(tuple(bounds), None if is_number else tree)
 
 
-def _clip_leaves(
-    tree: str, bounds: Sequence[Number], grads: Grads, state: PyTree, params: PyTree = None
-) -> tuple[Grads, PyTree]:
-    leaves = jax.tree.leaves(grads)
-    structure: jax.tree_util.PyTreeDef = jax.tree.structure(grads)
-    if tree == str(None):
-        bounds = [bounds[0] * (1 / math.sqrt(max(1, len(leaves))))] * len(leaves)
-    elif tree != str(structure):
-        raise InputError(
-            "clip_norm must be a number, or a tree of numbers with the structure of the gradient"
-        )
-    finite = jnp.isfinite(pytree.l2_norm(grads))
-    clipped = [
-        _clip(g, pytree.l2_norm(g), bound, finite) for g, bound in zip(leaves, bounds, strict=True)
-    ]
-    return jax.tree.unflatten(structure, clipped), state
+@program.record
+class ClipPerLayer(_Proved):
+    """The transform of `clip_per_layer`: the C_k and their tree, or C alone and None."""
+
+    bounds: tuple[Number, ...]
+    tree: jax.tree_util.PyTreeDef | None = dataclasses.field(metadata=STATIC)
+
+    def __post_init__(self) -> None:
+        """Reads the bounds."""
+        vars(self)["bounds"] = tuple(_checked("clip_norm", x) for x in self.bounds)
+
+    @property
+    def sensitivity(self) -> Number:
+        """The L2 norm of the bounds."""
+        if scalars.is_known(*self.bounds):
+            return _nan_unless(all(map(_is_bound, self.bounds)), math.hypot(*self.bounds))
+        in_range = jnp.all(jnp.stack([_is_bound(x) for x in self.bounds]))
+        return _nan_unless(in_range, pytree.l2_norm([jnp.asarray(x) for x in self.bounds]))
+
+    def update(self, grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
+        """Returns the gradient with clipped leaves, and the state; InputError for another tree."""
+        leaves, tree = jax.tree.flatten(grads)
+        bounds = [scalars.argument("clip_norm", x) for x in self.bounds]  # never narrow
+        if self.tree is None:
+            bounds = [bounds[0] * (1 / math.sqrt(max(1, len(leaves))))] * len(leaves)
+        elif self.tree != tree:
+            raise InputError(
+                "clip_norm must be a number, or a tree of numbers with the structure of the "
+                "gradient"
+            )
+        finite = jnp.isfinite(pytree.l2_norm(grads))
+        clipped = [
+            _clip(x, pytree.l2_norm(x), bound, finite)
+            for x, bound in zip(leaves, bounds, strict=True)
+        ]
+        return jax.tree.unflatten(tree, clipped), state
 
 
-def _bound_of_leaves(tree: str, bounds: Sequence[Number]) -> Number:
-    if scalars.is_known(*bounds):
-        return math.hypot(*map(_nan_if_out_of_range, bounds))
-    in_range = jnp.all(jnp.stack([_is_clip_norm(x) for x in bounds]))
-    return jnp.where(in_range, pytree.l2_norm([jnp.asarray(x) for x in bounds]), jnp.nan)
-
-
-def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
+def chain(*transforms: Transform) -> "Bounded":
     """Applies per-example transforms in order; the last one must be bounded, else InputError.
 
     This is `optax.chain` with a bound: the chain has the sensitivity of its last member. Anything
@@ -345,76 +303,111 @@ def chain(*transforms: optax.GradientTransformation) -> BoundedTransformation:
     """
     if not transforms:
         raise InputError("chain needs at least one transform, and the last must be bounded")
-    if not isinstance(transforms[-1], BoundedTransformation):
+    if not hasattr(transforms[-1], "sensitivity"):
         raise InputError(
             "the output of this chain is not bounded: end it with a bounded transform, "
             "such as clip_by_l2_norm(C)"
         )
-    last = as_declared(transforms[-1])
-    if len(transforms) == 1:
-        return last
-    # Not proved: the last transform may scale other numbers than those whose norm it took.
-    parts = (*(_as_closures(x) for x in transforms[:-1]), last)
-    return BoundedTransformation(
-        Closure(_init_chained, (), parts),
-        Closure(_update_chained, (len(parts),), parts),
-        last.sensitivity,
-        Closure(_finish_last, (), (last,)),
-    )
+    *before, last = *map(program.as_transform, transforms[:-1]), as_declared(transforms[-1])
+    return Chain((*before, last)) if before else last
 
 
-def _as_closures(transform: optax.GradientTransformation) -> optax.GradientTransformation:
-    if isinstance(transform, BoundedTransformation):
-        return transform
-    return optax.GradientTransformation(*map(as_closure, transform))
+@program.record
+class Chain(_Pair):
+    """The transform of `chain`.
 
-
-def _init_chained(*parts: Any) -> PyTree:
-    *transforms, params = parts
-    return optax.chain(*transforms).init(params)
-
-
-def _update_chained(num: int, *args: Any) -> tuple[PyTree, PyTree]:
-    return optax.chain(*args[:num]).update(*args[num:])
-
-
-def _finish_last(
-    last: BoundedTransformation, mean: PyTree, state: tuple[PyTree, ...]
-) -> tuple[Grads, PyTree]:
-    private_grad, last_state = finish(last, mean, state[-1])
-    return private_grad, (*state[:-1], last_state)
-
-
-def as_declared(clip: optax.GradientTransformation) -> BoundedTransformation:
-    """Returns the transform with the bound that it declares now, which is used from here on.
-
-    A user's pair with a `sensitivity` attribute could get another one later, so it is read once,
-    here. InputError if a transform declares none.
+    Its bound is not proved: XLA may compute the last transform's input twice, with other roundings
+    for the norm than for the scaling.
     """
-    if type(clip) is BoundedTransformation and clip.update in _promises:
-        return clip
-    sensitivity = getattr(clip, "sensitivity", None)
-    if sensitivity is None:
+
+    transforms: tuple[Any, ...]
+
+    @property
+    def sensitivity(self) -> Number:
+        """S of the last transform."""
+        return self.transforms[-1].sensitivity
+
+    def init(self, params: PyTree) -> PyTree:
+        """Returns the states of all transforms."""
+        return optax.chain(*self.transforms).init(params)
+
+    def update(self, grads: Grads, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        """Returns what the last transform makes of the gradient, and the states."""
+        return optax.chain(*self.transforms).update(grads, state, params)
+
+    def finish(self, mean: PyTree, state: tuple[PyTree, ...]) -> tuple[Grads, PyTree]:
+        """Applies the last transform's `finish`."""
+        private_grad, last_state = finish(self.transforms[-1], mean, state[-1])
+        return private_grad, (*state[:-1], last_state)
+
+
+@program.record
+class BoundedTransformation(_Pair):
+    """A clip of your own from its functions, see `Clip`.
+
+    A number of a `jax.tree_util.Partial` is an argument of the program; every other number that a
+    function keeps is compiled. The engine measures what `update` returns. InputError for a
+    sensitivity that is not 0 or at least 1e-12.
+    """
+
+    init: Callable[..., PyTree]
+    update: Callable[..., tuple[PyTree, PyTree]]
+    sensitivity: Number
+    finish: Callable[[PyTree, PyTree], tuple[Grads, PyTree]] | None = None
+
+    def __post_init__(self) -> None:
+        """Reads the bound, once."""
+        functions = {"init": self.init, "update": self.update, "finish": self.finish}
+        vars(self).update({k: fn and program.as_partial(fn) for k, fn in functions.items()})
+        bound = _checked("sensitivity", self.sensitivity)
+        vars(self).update(sensitivity=_nan_unless(_is_bound(bound), bound))
+
+
+Bounded: TypeAlias = ClipByL2Norm | Normalize | ClipPerLayer | Chain | BoundedTransformation
+
+
+def as_declared(clip: Transform) -> Bounded:
+    """Returns a clip with the bound that it declares; InputError if it declares none."""
+    if type(clip) in get_args(Bounded):
+        return cast(Bounded, clip)
+    if getattr(clip, "sensitivity", None) is None:
         raise InputError(
             "this transform has no `sensitivity`, so its output is not bounded: use "
             "clip_by_l2_norm, normalize or clip_per_layer, or end a bam.chain (not optax.chain) "
             "with one of them"
         )
-    return BoundedTransformation(clip.init, clip.update, sensitivity, getattr(clip, "finish", None))
+    clip = cast(Clip, clip)
+    return BoundedTransformation(
+        clip.init, clip.update, clip.sensitivity, getattr(clip, "finish", None)
+    )
 
 
-def sensitivity_of(clip: optax.GradientTransformation) -> Number:
+def sensitivity_of(clip: Transform) -> Number:
     """A transform's declared L2 sensitivity, at least 0; InputError if it has none, or infinity.
 
     A traced sensitivity may turn out NaN or infinite: then the noised sum is NaN.
     """
-    sensitivity = as_declared(clip).sensitivity
+    sensitivity = _sensitivity(as_declared(clip))
     if scalars.is_known(sensitivity) and not math.isfinite(sensitivity):
         raise InputError(
             f"this per-example transform is not bounded (sensitivity {sensitivity}): "
             "noise cannot hide it, so give a finite clip norm"
         )
     return sensitivity
+
+
+def finish(clip: Transform, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]:
+    """Applies a transform's `finish` to the noised mean; returns the gradient and the next state.
+
+    `mean` is the noised sum divided by the expected batch size. Mean and state are both private, so
+    this is post-processing. A transform without `finish` leaves both as they are.
+    """
+    finish = getattr(clip, "finish", None)
+    return (mean, state) if finish is None else finish(mean, state)
+
+
+def _sensitivity(clip: Bounded) -> Number:
+    return _nan_unless(_is_bound(clip.sensitivity), clip.sensitivity)
 
 
 class Bound(NamedTuple):
@@ -433,10 +426,10 @@ class Bound(NamedTuple):
     is_proved: bool
 
 
-def bound_of(clip: optax.GradientTransformation, clip_state: PyTree) -> Bound:
+def bound_of(clip: Transform, clip_state: PyTree) -> Bound:
     """The bound of a clip in this state; InputError if it declares no `sensitivity`."""
     clip = as_declared(clip)
-    sensitivity, update = clip.sensitivity, clip.update
+    sensitivity, update = _sensitivity(clip), clip.update
 
     def bounded_grad(params: Params, grads: Grads) -> tuple[PyTree, Float[Array, ""]]:
         pytree.check_real(grads)
@@ -464,79 +457,25 @@ def is_within(summand: PyTree, limit: Number) -> Bool[Array, ""]:
     return jnp.isfinite(length) & (length <= limit * (1 + 4e-6))
 
 
-class Clip(NamedTuple):
-    """A row of `CLIPS`: a clip that a config can name.
-
-    Attributes:
-      make: `(plan, clip_norm, **options) -> BoundedTransformation`; no clip here reads the plan.
-      words: how PRIVACY.md describes the clipped gradient; "" says that its norm is at most S.
-      public_options: the options of `make`, which a release repeats. A config can have no others.
-    """
-
-    make: Callable[..., BoundedTransformation]
-    words: str
-    public_options: tuple[str, ...] = ()
-
-
-CLIPS = {
-    "l2": Clip(
-        lambda plan, clip_norm: clip_by_l2_norm(clip_norm),
-        "scaled down to an L2 norm of at most C",
-    ),
-    "normalize": Clip(
-        lambda plan, clip_norm, gamma=0.01: normalize(clip_norm, gamma),
-        "scaled, up or down, to an L2 norm of at most C",
-        public_options=("gamma",),
-    ),
-    "per_layer": Clip(
-        lambda plan, clip_norm: clip_per_layer(clip_norm),
-        "scaled down layer by layer, all together to an L2 norm of at most C",
-    ),
-}
-
-
-def _proved(update: Closure) -> BoundedTransformation:
-    """A transform without state whose update is in `PROVED`: its docstring proves the bound.
-
-    The bound is computed from the update's own numbers, so the two cannot disagree.
-    """
-    numbers = jax.tree.map(_unwritable, update.numbers)
-    update = Closure(update.fn, update.structure, numbers)
-    bound = Closure(PROVED[update.fn], update.structure, numbers)
-    return BoundedTransformation._of(_no_state, update, _Promise(bound, is_proved=True))
-
-
-def _unwritable(number: Any) -> Any:
-    return number.item() if isinstance(number, np.ndarray | np.generic) else number
-
-
-def _no_state(params: PyTree) -> optax.EmptyState:
-    return optax.EmptyState()
-
-
-def _is_clip_norm(value: Any) -> Any:
+def _is_bound(value: Any) -> Any:
     return (value == 0) | (value >= SMALLEST_CLIP_NORM)
 
 
-def _nan_if_out_of_range(value: Number) -> Number:
-    """The bound itself, or NaN if it is out of range: a traced one that no check could see."""
-    if scalars.is_known(value):
-        return value if _is_clip_norm(value) else math.nan
-    return jnp.where(_is_clip_norm(value), value, jnp.nan)
+def _is_floor(gamma: Any) -> Any:
+    return (gamma >= SMALLEST_CLIP_NORM) & (gamma < math.inf)
 
 
-# Proved update function -> the function of its numbers that returns the bound.
-PROVED: dict[Callable[..., Any], Callable[..., Number]] = {
-    _clip_whole: _nan_if_out_of_range,
-    _normalize: _bound_of_normalize,
-    _clip_leaves: _bound_of_leaves,
-}
+def _nan_unless(in_range: Any, value: Number) -> Number:
+    """The value, or NaN: a traced number that is out of range was not refused before."""
+    if scalars.is_known(in_range, value):
+        return value if in_range else math.nan
+    return jnp.where(in_range, value, jnp.nan)
 
 
 def _checked(name: str, value: Any) -> Number:
     """Reads a bound; InputError if it is out of range."""
     bound = scalars.argument(name, value)
-    if scalars.is_known(bound) and not _is_clip_norm(bound):
+    if scalars.is_known(bound) and not _is_bound(bound):
         raise InputError(f"{name} must be 0 or at least {SMALLEST_CLIP_NORM}, got {value}")
     return bound
 

@@ -26,11 +26,11 @@ from jaxtyping import Array, Bool, Float, Int32, PyTree
 
 from bam.core import grid, places, pytree, scalars
 from bam.core.chacha import check_step
-from bam.core.clipping import Bound, as_declared, bound_of, is_within
-from bam.core.closure import as_closure
+from bam.core.clipping import Bound, Bounded, Transform, as_declared, bound_of, is_within
 from bam.core.gaussian import GaussianNoise
+from bam.core.program import as_partial, compiled_once
 from bam.core.pytree import Grads, Params
-from bam.core.tracing import check_keys, compiled_once, with_noise_of_its_own
+from bam.core.tracing import check_keys, with_noise_of_its_own
 from bam.errors import InputError
 
 ONE_DEVICE = (
@@ -41,7 +41,7 @@ ONE_DEVICE = (
 
 def clipped_sum(
     grad_fn: Callable[[Params, PyTree], Grads],
-    clip: optax.GradientTransformation,
+    clip: Transform,
     params: Params,
     batch: PyTree,
     *,
@@ -120,14 +120,14 @@ def clipped_sum(
         most_rows, _ = grid.rows_per_sum(clip.sensitivity, noise.std, num_rows)
         microbatch_size = grid.fitting_size(size, most_rows)
     total = compiled_once(
-        _clipped_sum, as_closure(grad_fn), clip, microbatch_size=microbatch_size, mesh=mesh
+        _clipped_sum, as_partial(grad_fn), clip, microbatch_size=microbatch_size, mesh=mesh
     )
     return total(params, batch, mask, noise, clip_state)
 
 
 def _clipped_sum(
     grad_fn: Callable[[Params, PyTree], Grads],
-    clip: optax.GradientTransformation,
+    clip: Bounded,
     params: Params,
     batch: PyTree,
     mask: Array | None,
@@ -167,7 +167,7 @@ def plain_sum(
     """
     microbatch_size = scalars.count("microbatch_size", microbatch_size)
     total = compiled_once(
-        _plain_sum, as_closure(loss_fn), microbatch_size=microbatch_size, mesh=mesh
+        _plain_sum, as_partial(loss_fn), microbatch_size=microbatch_size, mesh=mesh
     )
     return total(params, batch, mask)
 

@@ -6,7 +6,6 @@ known exactly: `tests/test_grid.py` computes it. It differs from the true law by
 total variation, and reaches ±11.7 standard deviations.
 """
 
-import dataclasses
 import decimal
 import functools
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32, Integer, PyTree, UInt32
 
-from bam.core import closure, scalars
+from bam.core import program, scalars
 from bam.core.chacha import Stream, blocks, check_step
 from bam.core.scalars import Number
 from bam.errors import InputError
@@ -41,8 +40,7 @@ MOST_BLOCKS_OF_GPU = 2**18
 LEAST_STD, MOST_STD = 1e-30, 1e30
 
 
-@closure.register(numbers=("key", "std", "step", "correlated"))
-@dataclasses.dataclass(frozen=True)
+@program.record
 class GaussianNoise:
     """Noise for one sum. Independent noise is drawn where it is added, correlated noise before.
 
@@ -65,7 +63,8 @@ class GaussianNoise:
     def __post_init__(self) -> None:
         object.__setattr__(self, "std", scalars.argument("std, a standard deviation,", self.std))
         for name in ("key", "step", "correlated"):
-            object.__setattr__(self, name, scalars.unchanging(getattr(self, name)))
+            if isinstance(value := getattr(self, name), np.ndarray):
+                object.__setattr__(self, name, value.copy())
         check_std(self.std)
 
     @property

@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jaxtyping import Array, Int32, Integer, UInt32
 
 from bam.core import gaussian, grid, pytree, scalars
 from bam.core.chacha import check_step
-from bam.core.clipping import ROUNDING, sensitivity_of
+from bam.core.clipping import ROUNDING, Transform, sensitivity_of
 from bam.core.gaussian import GaussianNoise
 from bam.core.pytree import Params
 from bam.core.scalars import Number
@@ -64,13 +63,13 @@ NoiseState = GaussianNoiseState | CorrelatedNoiseState
 
 def init_noise(
     key: UInt32[Array, "8"],
-    clip: optax.GradientTransformation,
+    clip: Transform,
     params: Params,
     strategy: Sequence[float] = INDEPENDENT,
 ) -> NoiseState:
     """The state before the first step, for sums of gradients that `clip` has bounded."""
     check_key(key)
-    key, step = scalars.unchanging(key), jnp.zeros((), jnp.int32)
+    step = jnp.zeros((), jnp.int32)
     if len(strategy) == 1:
         return GaussianNoiseState(key, step)
     # A clip may return more numbers than a gradient has, and each gets noise.
@@ -182,7 +181,7 @@ def _float32(x: Number) -> Any:
 
 
 def gaussian_noise(
-    clip: optax.GradientTransformation,
+    clip: Transform,
     noise_multiplier: Number,
     key: UInt32[Array, "8"],
     step: Integer[Array, ""] | int = 0,

@@ -13,23 +13,35 @@ method          direction v                                       gradient
 
 An oracle knows nothing about batches, clipping or noise. Each example's gradient depends only on
 that example and on public or already privatised values. So clipping it afterwards bounds the
-example's influence as in DP-SGD, and the four methods have the same privacy guarantee.
+example's influence as in DP-SGD, and the four methods have the same privacy guarantee. An oracle
+is a frozen record: its numbers are arguments of the compiled program, and its loss, counts and
+masks are compiled (`bam.core.program`).
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias
+from typing import (
+    Any,
+    Concatenate,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    cast,
+    runtime_checkable,
+)
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
-from bam.core import pytree, scalars
-from bam.core.closure import Closure, as_closure
+from bam.core import program, pytree, scalars
+from bam.core.own_weights import at_own_weights
+from bam.core.program import STATIC
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
-from bam.core.tracing import at_own_weights
 from bam.errors import InputError
 
 # `(params, example) -> scalar loss of one example`
@@ -41,32 +53,59 @@ User: TypeAlias = tuple[PyTree, Bool[Array, " k"]]
 Options = ParamSpec("Options")
 
 
-class Oracle(NamedTuple):
+@runtime_checkable
+class Method(Protocol):
     """A per-example gradient, and the point where it is evaluated.
 
-    Attributes:
-      ascend: `(params, previous_private_grad) -> params`. The shift shared by the whole batch; the
-        identity for every method but DP-SAT. `previous_private_grad` is a pytree like `params`,
+    A frozen dataclass of your own with these names is a method. Its numbers are arguments of the
+    program if it is registered by `jax.tree_util.register_dataclass`. It may also have `with_loss`:
+    `change -> Method`, the same method for another loss, `change(loss_fn)`, such as a user's mean
+    loss (`mean_loss`) or the loss of some of the parameters.
+    """
+
+    @property
+    def ascend(self) -> Callable[[Params, Grads | None], Params]:
+        """`(params, previous_private_grad) -> params`, the shift shared by the whole batch.
+
+        The identity for every method but DP-SAT. `previous_private_grad` is a pytree like `params`,
         already privatised: zeros before the first step. bam's oracles also take None: no shift.
-      grad: `(params, example) -> grads`. The unclipped gradient of one example, a pytree like
-        `params`. Sensitive: nothing has been privatised yet.
-      with_loss: `change -> Oracle`. The same method for another loss, `change(loss_fn)`, such as a
-        user's mean loss (`mean_loss`) or the loss of some of the parameters; see `method`. None if
-        the oracle cannot be made for another loss.
+        """
+
+    @property
+    def grad(self) -> Callable[[Params, PyTree], Grads]:
+        """`(params, example) -> grads`, the unclipped gradient of one example, like `params`.
+
+        Sensitive: nothing has been privatised yet.
+        """
+
+
+@program.record
+class Oracle:
+    """A method of your own from its functions, see `Method`.
+
+    A number of a `jax.tree_util.Partial` is an argument of the program; every other number that a
+    function keeps is compiled.
     """
 
     ascend: Callable[[Params, Grads | None], Params]
     grad: Callable[[Params, PyTree], Grads]
-    with_loss: Callable[[Callable[[LossFn], LossFn]], "Oracle"] | None = None
+    with_loss: Callable[[Callable[[LossFn], LossFn]], Method] | None = None
+
+    def __post_init__(self) -> None:
+        """Makes the functions pytrees."""
+        for name, fn in vars(self).copy().items():
+            vars(self)[name] = fn and program.as_partial(fn)
 
 
-def as_pytree(oracle: Oracle) -> Oracle:
-    """The same oracle as a pytree of its numbers; a user's functions have none."""
-    return Oracle(*(fn and as_closure(fn) for fn in oracle))
+def as_part(oracle: Method) -> Method:
+    """Returns an oracle as a pytree of its numbers."""
+    if program.is_part(oracle):
+        return oracle
+    return Oracle(oracle.ascend, oracle.grad, getattr(oracle, "with_loss", None))
 
 
 def method(
-    make: Callable[Concatenate[LossFn, Options], Oracle],
+    make: Callable[Concatenate[LossFn, Options], Method],
 ) -> Callable[Concatenate[LossFn, Options], Oracle]:
     """A decorator that gives the oracles of a method `(loss_fn, ...) -> Oracle` a `with_loss`.
 
@@ -76,10 +115,11 @@ def method(
 
     @functools.wraps(make)
     def make_oracle(loss_fn: LossFn, *args: Options.args, **options: Options.kwargs) -> Oracle:
-        def with_loss(change: Callable[[LossFn], LossFn]) -> Oracle:
+        def with_loss(change: Callable[[LossFn], LossFn]) -> Method:
             return make_oracle(change(loss_fn), *args, **options)
 
-        return make(loss_fn, *args, **options)._replace(with_loss=with_loss)
+        oracle = make(loss_fn, *args, **options)
+        return Oracle(oracle.ascend, oracle.grad, with_loss)
 
     return make_oracle
 
@@ -102,7 +142,22 @@ def mean_loss(loss_fn: LossFn) -> LossFn:
     return loss
 
 
-def dp_sgd(loss_fn: LossFn) -> Oracle:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OfLoss:
+    """What the four methods share."""
+
+    loss_fn: LossFn = dataclasses.field(metadata=STATIC)
+
+    def ascend(self, params: Params, previous_private_grad: Grads | None) -> Params:
+        """Returns the same parameters: no shared shift."""
+        return params
+
+    def with_loss(self, change: Callable[[LossFn], LossFn]) -> Method:
+        """Returns the same method for another loss."""
+        return dataclasses.replace(cast(Any, self), loss_fn=change(self.loss_fn))
+
+
+def dp_sgd(loss_fn: LossFn) -> Method:
     r"""Plain per-example gradient, $g_i = \nabla L(\theta; x_i, y_i)$ (Abadi et al. 2016).
 
     `loss_fn` is `(params, example) -> scalar loss of one example`, here and in all methods.
@@ -113,15 +168,19 @@ def dp_sgd(loss_fn: LossFn) -> Oracle:
       >>> oracle.grad(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()
       [2.0, 0.0]
     """
-    return _oracle(loss_fn, Closure(_stay), _plain_gradient)
+    return DPSGD(loss_fn)
 
 
-def _plain_gradient(loss_fn: LossFn, params: Params, example: PyTree) -> Grads:
-    gradient: Grads = jax.grad(loss_fn)(params, example)
-    return gradient
+@program.record
+class DPSGD(_OfLoss):
+    """The oracle of `dp_sgd`."""
+
+    def grad(self, params: Params, example: PyTree) -> Grads:
+        """Returns g_i."""
+        return jax.grad(self.loss_fn)(params, example)
 
 
-def dp_sat(loss_fn: LossFn, radius: Number) -> Oracle:
+def dp_sat(loss_fn: LossFn, radius: Number) -> Method:
     r"""DP-SAT: the gradient at a shared shift along the previous privatised gradient.
 
     $g_i = \nabla L(\theta + \rho\, p / \|p\|_2; x_i, y_i)$ with $p = \hat g_{priv}^{(t-1)}$. The
@@ -138,16 +197,25 @@ def dp_sat(loss_fn: LossFn, radius: Number) -> Oracle:
       >>> oracle.grad(at, jnp.array([1.0, 0.0])).tolist()
       [2.0, 0.5]
     """
-    radius = _non_negative("radius", radius)
-    if _is_exactly(0, radius):
-        return dp_sgd(loss_fn)
-    return _oracle(loss_fn, Closure(_shift_along, (), (radius,)), _plain_gradient)
+    oracle = DPSAT(loss_fn, radius)
+    return dp_sgd(loss_fn) if _is_exactly(0, oracle.radius) else oracle
 
 
-def _shift_along(radius: Number, params: Params, previous_private_grad: Grads | None) -> Params:
-    if previous_private_grad is None:
-        return params
-    return pytree.shift(params, radius, pytree.unit(previous_private_grad))
+@program.record
+class DPSAT(DPSGD):
+    """The oracle of `dp_sat`."""
+
+    radius: Number
+
+    def __post_init__(self) -> None:
+        """Reads ρ."""
+        vars(self)["radius"] = _non_negative("radius", self.radius)
+
+    def ascend(self, params: Params, previous_private_grad: Grads | None) -> Params:
+        """Returns θ + ρ p / ‖p‖."""
+        if previous_private_grad is None:
+            return params
+        return pytree.shift(params, self.radius, pytree.unit(previous_private_grad))
 
 
 def bam_sam(
@@ -157,7 +225,7 @@ def bam_sam(
     *,
     ascent_views: int = 0,
     ascent_mask: AscentMask = None,
-) -> Oracle:
+) -> Method:
     r"""BAM by the SAM approximation: the gradient after an ascent step along the example's own.
 
     $(1-\alpha)\, g_i + \alpha\, \nabla L(\theta + r\, g_i / \|g_i\|_2; x_i, y_i)$ with $g_i =
@@ -189,72 +257,66 @@ def bam_sam(
       >>> oracle.grad(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()
       [2.5, 0.0]
     """
-    radius, mix = _non_negative("radius", radius), scalars.argument("mix", mix)
-    if scalars.is_known(mix) and not 0 <= mix <= 1:
-        raise InputError(f"mix must be between 0 and 1, got {mix}")
-    cheaper = _num_views(ascent_views), _flags(ascent_mask)
-    if _is_exactly(0, radius) or _is_exactly(0, mix):
-        return dp_sgd(loss_fn)
-    if _is_exactly(1, mix):
-        return _oracle(loss_fn, Closure(_stay), _gradient_ahead, (*cheaper,), (radius,))
-    return _oracle(loss_fn, Closure(_stay), _mixed_gradient, (*cheaper,), (radius, mix))
+    mix = scalars.argument("mix", mix)
+    oracle = BAMSAM(loss_fn, radius, mix, ascent_views, ascent_mask)
+    is_dp_sgd = _is_exactly(0, oracle.radius) or _is_exactly(0, oracle.mix)
+    return dp_sgd(loss_fn) if is_dp_sgd else oracle
 
 
-def _gradient_ahead(
-    ascent_views: int,
-    ascent_mask: AscentMask,
-    loss_fn: LossFn,
-    radius: Number,
-    params: Params,
-    example: PyTree,
-) -> Grads:
-    return _here_and_ahead(loss_fn, ascent_views, ascent_mask, radius, params, example)[1]
+@program.record
+class BAMSAM(_OfLoss):
+    """The oracle of `bam_sam`; `mix` is None if it is exactly 1, which needs no mean."""
 
+    radius: Number
+    mix: Number | None
+    ascent_views: int = dataclasses.field(metadata=STATIC)
+    ascent_mask: AscentMask = dataclasses.field(metadata=STATIC)
 
-def _mixed_gradient(
-    ascent_views: int,
-    ascent_mask: AscentMask,
-    loss_fn: LossFn,
-    radius: Number,
-    mix: Number,
-    params: Params,
-    example: PyTree,
-) -> Grads:
-    here, ahead = _here_and_ahead(loss_fn, ascent_views, ascent_mask, radius, params, example)
-    if here is None:
-        here = jax.grad(loss_fn)(params, example)
-    in_range = (mix >= 0) & (mix <= 1)  # a traced number could not be checked before
-    mix = jnp.where(in_range, mix, jnp.nan)
-    return jax.tree.map(lambda g0, gr: ((1 - mix) * g0 + mix * gr).astype(g0.dtype), here, ahead)
+    def __post_init__(self) -> None:
+        """Reads r, α, k and the mask."""
+        mix = 1.0 if self.mix is None else scalars.argument("mix", self.mix)
+        if scalars.is_known(mix) and not 0 <= mix <= 1:
+            raise InputError(f"mix must be between 0 and 1, got {mix}")
+        vars(self).update(
+            radius=_non_negative("radius", self.radius),
+            mix=None if _is_exactly(1, mix) else mix,
+            ascent_views=_num_views(self.ascent_views),
+            ascent_mask=_mask(self.ascent_mask),
+        )
 
+    def grad(self, params: Params, example: PyTree) -> Grads:
+        """Returns (1−α) G(0) + α G(r)."""
+        here, ahead = self._here_and_ahead(params, example)
+        if self.mix is None:
+            return ahead
+        if here is None:
+            here = jax.grad(self.loss_fn)(params, example)
+        in_range = (self.mix >= 0) & (self.mix <= 1)  # a traced number was not checked before
+        mix = jnp.where(in_range, self.mix, jnp.nan)
+        return jax.tree.map(
+            lambda g0, gr: ((1 - mix) * g0 + mix * gr).astype(g0.dtype), here, ahead
+        )
 
-def _here_and_ahead(
-    loss_fn: LossFn,
-    ascent_views: int,
-    ascent_mask: AscentMask,
-    radius: Number,
-    params: Params,
-    example: PyTree,
-) -> tuple[Grads | None, Grads]:
-    """The gradients at θ and at θ + r·v; the first is None if only a part of it was computed."""
-    gradient = jax.grad(loss_fn)
-    # The whole gradient gives both G(0) and the direction.
-    if ascent_views == 0 and ascent_mask is None:
-        here = gradient(params, example)
-        shifted = pytree.shift(params, radius, pytree.unit(here))
-        return here, at_own_weights(gradient)(shifted, example)
-    chosen, put_back = _choose(params, ascent_mask)
-    few_views = _first_views(example, ascent_views)
-    uphill = jax.grad(lambda c: loss_fn(put_back(c), few_views))(chosen)
-    shifted = put_back(pytree.shift(chosen, radius, pytree.unit(uphill)))
-    # With a mask, most layers keep weights that are shared by the batch.
-    ahead = at_own_weights(gradient) if ascent_mask is None else gradient
-    return None, ahead(shifted, example)
+    def _here_and_ahead(self, params: Params, example: PyTree) -> tuple[Grads | None, Grads]:
+        """G(0) and G(r); the first is None if only a part of it was computed."""
+        gradient = jax.grad(self.loss_fn)
+        # The whole gradient gives both G(0) and the direction.
+        if self.ascent_views == 0 and self.ascent_mask is None:
+            here = gradient(params, example)
+            shifted = pytree.shift(params, self.radius, pytree.unit(here))
+            return here, at_own_weights(gradient)(shifted, example)
+        chosen, put_back = _choose(params, self.ascent_mask)
+        few_views = _first_views(example, self.ascent_views)
+        uphill = jax.grad(lambda c: self.loss_fn(put_back(c), few_views))(chosen)
+        shifted = put_back(pytree.shift(chosen, self.radius, pytree.unit(uphill)))
+        # With a mask, most layers keep weights that are shared by the batch.
+        ahead = at_own_weights(gradient) if self.ascent_mask is None else gradient
+        return None, ahead(shifted, example)
 
 
 def bam_exact(
     loss_fn: LossFn, penalty: Number, *, ascent_views: int = 0, ascent_mask: AscentMask = None
-) -> Oracle:
+) -> Method:
     r"""BAM's exact gradient, by forward-over-reverse differentiation.
 
     $\nabla [L + \lambda \|\nabla L\|_2] = g_i + \lambda H_i\, g_i / \|g_i\|_2$, Eq. 13 of Knolle et
@@ -280,71 +342,63 @@ def bam_exact(
       >>> oracle.grad(jnp.array([3.0, 0.0]), jnp.array([1.0, 0.0])).tolist()
       [2.5, 0.0]
     """
-    penalty = _non_negative("penalty", penalty)
-    cheaper = _num_views(ascent_views), _flags(ascent_mask)
-    if _is_exactly(0, penalty):
-        return dp_sgd(loss_fn)
-    return _oracle(loss_fn, Closure(_stay), _penalised_gradient, cheaper, (penalty,))
+    oracle = BAMExact(loss_fn, penalty, ascent_views, ascent_mask)
+    return dp_sgd(loss_fn) if _is_exactly(0, oracle.penalty) else oracle
 
 
-def _penalised_gradient(
-    ascent_views: int,
-    ascent_mask: AscentMask,
-    loss_fn: LossFn,
-    penalty: Number,
-    params: Params,
-    example: PyTree,
-) -> Grads:
-    gradient = jax.grad(loss_fn)
-    gradient_along = at_own_weights(gradient) if ascent_mask is None else gradient
-    chosen, put_back = _choose(params, ascent_mask)
-    few_views = _first_views(example, ascent_views)
-    penalised, hessian_vector_product = jax.linearize(
-        lambda c: gradient_along(put_back(c), few_views), chosen
-    )
-    # v = g / ‖g‖, zero for a zero gradient. The linear map then gives H v.
-    direction = pytree.unit(_choose(penalised, ascent_mask)[0])
-    here = penalised if ascent_views == 0 else gradient(params, example)
-    return pytree.shift(here, penalty, hessian_vector_product(direction))
+@program.record
+class BAMExact(_OfLoss):
+    """The oracle of `bam_exact`."""
+
+    penalty: Number
+    ascent_views: int = dataclasses.field(metadata=STATIC)
+    ascent_mask: AscentMask = dataclasses.field(metadata=STATIC)
+
+    def __post_init__(self) -> None:
+        """Reads λ, k and the mask."""
+        vars(self).update(
+            penalty=_non_negative("penalty", self.penalty),
+            ascent_views=_num_views(self.ascent_views),
+            ascent_mask=_mask(self.ascent_mask),
+        )
+
+    def grad(self, params: Params, example: PyTree) -> Grads:
+        """Returns G(0) + λ G'(0)."""
+        gradient, mask = jax.grad(self.loss_fn), self.ascent_mask
+        gradient_along = at_own_weights(gradient) if mask is None else gradient
+        chosen, put_back = _choose(params, mask)
+        few_views = _first_views(example, self.ascent_views)
+        penalised, hessian_vector_product = jax.linearize(
+            lambda c: gradient_along(put_back(c), few_views), chosen
+        )
+        # v = g / ‖g‖, zero for a zero gradient. The linear map then gives H v.
+        direction = pytree.unit(_choose(penalised, mask)[0])
+        here = penalised if self.ascent_views == 0 else gradient(params, example)
+        return pytree.shift(here, self.penalty, hessian_vector_product(direction))
 
 
-def _oracle(
-    loss_fn: LossFn,
-    ascend: Closure,
-    gradient: Callable[..., Grads],
-    structure: tuple[Any, ...] = (),
-    numbers: tuple[Any, ...] = (),
-) -> Oracle:
-    """An oracle with `gradient(*structure, loss_fn, *numbers, params, example)`, for any loss."""
-    with_loss = Closure(_with_loss, (gradient, structure, loss_fn), (ascend, numbers))
-    return Oracle(ascend, Closure(gradient, (*structure, loss_fn), numbers), with_loss)
+class _Flags(NamedTuple):
+    """A tree of bools that can be compared."""
+
+    tree: jax.tree_util.PyTreeDef
+    flags: tuple[bool, ...]
 
 
-def _with_loss(
-    gradient: Callable[..., Grads],
-    structure: tuple[Any, ...],
-    loss_fn: LossFn,
-    ascend: Closure,
-    numbers: tuple[Any, ...],
-    change: Callable[[LossFn], LossFn],
-) -> Oracle:
-    return _oracle(change(loss_fn), ascend, gradient, structure, numbers)
+# A mask as a program keeps it; a function makes a tree of bools from the parameters.
+_Mask: TypeAlias = _Flags | Callable[[Params], PyTree] | None
 
 
-def _choose(
-    params: Params, mask: AscentMask
-) -> tuple[list[Array], Callable[[list[Array]], Params]]:
+def _choose(params: Params, mask: _Mask) -> tuple[list[Array], Callable[[list[Array]], Params]]:
     """The leaves for which `mask` is True, and a function that puts others in their place."""
-    leaves = jax.tree.leaves(params)
-    structure: jax.tree_util.PyTreeDef = jax.tree.structure(params)
-    mask = _flags(mask(params)) if _is_function(mask) else mask
-    if mask is None:
-        mask = jax.tree.unflatten(structure, [True] * len(leaves))
-    flags = jax.tree.leaves(mask)
-    if jax.tree.structure(mask) != structure or not any(flags):
+    leaves, structure = jax.tree.flatten(params)
+    if mask is not None and not isinstance(mask, _Flags):
+        chosen = mask(params)
+        mask = None if chosen is None else _flags(chosen)
+    flags = [True] * len(leaves) if mask is None else mask.flags
+    if mask is not None and (mask.tree != structure or not any(flags)):
         raise InputError(
             "ascent_mask must be a tree of bools like the parameters (None where they are not "
-            f"trained) with at least one True, got {mask}"
+            f"trained) with at least one True, got {jax.tree.unflatten(*mask)}"
         )
 
     def put_back(chosen: list[Array]) -> Params:
@@ -370,11 +424,6 @@ def _first_views(example: PyTree, num_views: int) -> PyTree:
     return {**example, "image": example["image"][:num_views]}
 
 
-def _stay(params: Params, previous_private_grad: Grads | None) -> Params:
-    """The identity, for methods without a shared shift."""
-    return params
-
-
 def _non_negative(name: str, value: Any) -> Number:
     """Reads a number; unless it is finite and at least 0, an InputError, or NaN if it is traced."""
     read = scalars.argument(name, value)
@@ -385,7 +434,7 @@ def _non_negative(name: str, value: Any) -> Number:
     return read
 
 
-def _is_exactly(number: int, value: Number) -> bool:
+def _is_exactly(number: int, value: Number | None) -> bool:
     """Whether a value equals a number and so removes a branch; False if it is traced."""
     return scalars.is_known(value) and bool(value == number)
 
@@ -397,13 +446,16 @@ def _num_views(ascent_views: int) -> int:
     return views
 
 
-def _is_function(mask: AscentMask) -> bool:
-    """Whether a mask is a function; a module of bools is a tree, though it can be called."""
-    return callable(mask) and not any(isinstance(x, bool) for x in jax.tree.leaves(mask))
-
-
-def _flags(mask: AscentMask) -> AscentMask:
-    """A copy of a tree of bools; a function, or None, as it is."""
-    if _is_function(mask):
+def _mask(mask: AscentMask) -> _Mask:
+    """A mask as a program keeps it; InputError for a leaf that is not a bool."""
+    if mask is None or isinstance(mask, _Flags):
         return mask
-    return jax.tree.map(lambda flag: scalars.flag("ascent_mask", flag), mask)
+    # A module of bools is a tree, though it can be called.
+    if callable(mask) and not any(isinstance(x, bool) for x in jax.tree.leaves(mask)):
+        return cast(_Mask, mask)
+    return _flags(mask)
+
+
+def _flags(mask: AscentMask) -> _Flags:
+    flags, tree = jax.tree.flatten(mask)
+    return _Flags(tree, tuple(scalars.flag("ascent_mask", flag) for flag in flags))

@@ -7,8 +7,9 @@ an optax transform of per-example gradients that fit in memory.
 import dataclasses
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,15 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, PyTree, UInt32
 
-from bam.core import closure, forks, pytree, scalars
-from bam.core.clipping import as_declared, bound_of, finish, sensitivity_of
+from bam.core import forks, program, pytree, scalars
+from bam.core.clipping import (
+    Bounded,
+    Transform,
+    as_declared,
+    bound_of,
+    finish,
+    sensitivity_of,
+)
 from bam.core.engine import per_example_sum
 from bam.core.noise import (
     NoiseState,
@@ -28,12 +36,13 @@ from bam.core.noise import (
     init_noise,
     keyless,
 )
+from bam.core.program import STATIC, as_partial, compiled_once
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 from bam.core.seeds import check_key, digest, is_secret, remember
 from bam.core.strategy import INDEPENDENT, as_numbers
 from bam.core.strategy import check as check_strategy
-from bam.core.tracing import being_traced, check_keys, compiled_once
+from bam.core.tracing import being_traced, check_keys
 from bam.errors import InputError
 
 NO_MULTI_STEPS = (
@@ -43,9 +52,10 @@ NO_MULTI_STEPS = (
 
 Shapes = tuple[jax.tree_util.PyTreeDef, list[tuple[int, ...]]]  # a tree's structure and shapes
 
-# Digest of the words of each key that a transform was given -> the key, but None for a secret one,
-# which must not stay in memory.
-_claimed: dict[bytes, Array | np.ndarray | None] = {}
+# By the digest of the key's words: the claims of living transforms, and secret keys that any
+# transform was given.
+_claims: "weakref.WeakValueDictionary[bytes, Claim]" = weakref.WeakValueDictionary()
+_given: dict[bytes, None] = {}
 
 
 class PrivatizeState(NamedTuple):
@@ -56,7 +66,7 @@ class PrivatizeState(NamedTuple):
 
 
 def privatize(
-    clip: optax.GradientTransformation,
+    clip: Transform,
     noise_multiplier: Number,
     expected_batch_size: Number,
     key: UInt32[Array, "8"],
@@ -121,9 +131,8 @@ def privatize(
     sensitivity, sigma = sensitivity_of(clip), noised_mean.noise_multiplier
     check_noise(sigma, sensitivity)
     check_strategy(noised_mean.strategy)
-    claim_key(key)
-    key, process = scalars.unchanging(key), forks.this_process()
-    initialised_for: list[Shapes] = []  # of the first parameters
+    claim = claim_key(key)
+    key, process = key.copy() if isinstance(key, np.ndarray) else key, forks.this_process()
 
     def init(params: Params) -> PrivatizeState:
         if pytree.is_placeholder(params):
@@ -136,14 +145,14 @@ def privatize(
                 "transform with a key of its own for each"
             )
         shapes = _shapes_of(params)
-        if initialised_for not in ([], [shapes]):
+        if claim.shapes not in (None, shapes):
             raise InputError(
                 "this transform was already initialised for other parameters and would add the "
                 "same noise to these: make one transform for each, each with its own key"
             )
         noise = init_noise(key, clip, params, noised_mean.strategy)
         check_rounding(noise, sigma, noised_mean.strategy)
-        initialised_for[:] = [shapes]
+        claim.shapes = shapes
         return PrivatizeState(clip.init(params), noise)
 
     def update(
@@ -155,7 +164,7 @@ def privatize(
         **extra_args: object,
     ) -> tuple[Grads, PrivatizeState]:
         forks.check_not_forked(process, "this private transform")
-        _check_per_example(grads, *(initialised_for if params is None else [_shapes_of(params)]))
+        _check_per_example(grads, claim.shapes if params is None else _shapes_of(params))
         if isinstance(mask, str):
             raise InputError(
                 "privatize needs update(…, mask=mask), with True for drawn rows and False for "
@@ -167,80 +176,69 @@ def privatize(
         is_noised = not (scalars.is_known(sigma, sensitivity) and sigma * sensitivity == 0)
         if is_noised:
             size = fitting_size(size, sigma, sensitivity, size)
-        private_gradient = compiled_once(
-            _private_gradient, clip, noised_mean, is_noised=is_noised, microbatch_size=size
+        mean = compiled_once(
+            private_mean,
+            as_partial(_row),
+            clip,
+            noised_mean,
+            microbatch_size=size,
+            is_noised=is_noised,
         )
-        return private_gradient(grads, state, params, mask)
+        private_grad, _, after = mean(params, grads, mask, state)
+        return private_grad, after
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _private_gradient(
-    clip: optax.GradientTransformation,
-    noised_mean: "NoisedMean",
-    grads: Grads,
-    state: PrivatizeState,
-    params: PyTree,
-    mask: Array | None,
-    *,
-    is_noised: bool,
-    microbatch_size: int,
-) -> tuple[Grads, PrivatizeState]:
-    noise, noise_state = advance_noise(
-        state.noise, noised_mean.noise_multiplier, sensitivity_of(clip), noised_mean.strategy
-    )
-    noised, _ = per_example_sum(
-        lambda params, row: row,
-        params,
-        grads,
-        bound=bound_of(clip, state.clip),
-        mask=mask,
-        microbatch_size=microbatch_size,
-        noise=noise if is_noised else None,
-        draw_places=False,
-    )
-    mean = noised_mean.of(noised)
-    mean, clip_state = finish(clip, mean, state.clip)
-    return mean, PrivatizeState(clip_state, noise_state)
+@dataclasses.dataclass(eq=False)
+class Claim:
+    """The use of a key by a transform, for as long as one of the two lives.
+
+    `shapes` are those of the parameters of the first `init`.
+    """
+
+    key: weakref.ref[Any]
+    shapes: Shapes | None = None
 
 
-def claim_key(key: UInt32[Array | np.ndarray, "8"]) -> None:
-    """Notes that a transform uses a key; InputError for a key that another transform was given.
+def claim_key(key: UInt32[Array | np.ndarray, "8"]) -> Claim:
+    """Claims a key for a transform; InputError for a key that another transform was given.
 
-    An equal key of the same seed is only warned of, because it is right in two trainings that are
-    compared, and wrong within one. A traced key cannot be checked.
+    An equal key of the same seed is only warned of, while the other transform lives, because it is
+    right in two trainings that are compared, and wrong within one. A traced key cannot be checked.
     """
     check_key(key)
+    claim = Claim(weakref.ref(key))
     if isinstance(key, jax.core.Tracer):
-        return
-    if (row := digest(key)) in _claimed:
-        if is_secret(key) or _claimed[row] is key:
-            raise InputError(
-                "another transform was made with this key, and both would add the same noise: pass "
-                "a new key, bam.secret_key()"
-            )
+        return claim
+    weakref.finalize(key, lambda claim: None, claim)  # the key holds its claim
+    row = digest(key)
+    other = _claims.get(row)
+    if row in _given or (other and other.key() is key):
+        raise InputError(
+            "another transform was made with this key, and both would add the same noise: pass a "
+            "new key, bam.secret_key()"
+        )
+    if other:
         warnings.warn(
-            "another transform had an equal key (from the same seed?) and adds the same noise: "
+            "another transform has an equal key (from the same seed?) and adds the same noise: "
             "within one training, give each its label, seeded_key(seed, label)",
             RuntimeWarning,
             stacklevel=3,
         )
-    remember(_claimed, row, None if is_secret(key) else key)
+    if is_secret(key):
+        remember(_given, row, None)
+    _claims[row] = claim
+    return claim
 
 
-def release_key(key: UInt32[Array | np.ndarray, "8"]) -> None:
-    """Forgets the key of a transform that takes no more steps."""
-    _claimed.pop(digest(key), None)
-
-
-@closure.register(numbers=("noise_multiplier", "expected_batch_size"), structure=("strategy",))
-@dataclasses.dataclass(frozen=True)
+@program.record
 class NoisedMean:
     """The public numbers of a private mean: σ, l, and the strategy that correlates its noise."""
 
     noise_multiplier: Number
     expected_batch_size: Number
-    strategy: Sequence[float] = INDEPENDENT
+    strategy: Sequence[float] = dataclasses.field(default=INDEPENDENT, metadata=STATIC)
 
     def __post_init__(self) -> None:
         """Copies the numbers; InputError for anything else, or an l that is not positive.
@@ -265,25 +263,25 @@ class NoisedMean:
 
 def private_mean(
     grad_fn: Callable[[Params, PyTree], Grads],
-    clip: optax.GradientTransformation,
+    clip: Bounded,
+    noised_mean: NoisedMean,
     params: Params,
     examples: PyTree,
+    mask: Bool[Array, " batch"] | None,
     state: PrivatizeState,
-    noised_mean: NoisedMean,
     *,
-    mask: Bool[Array, " batch"],
     microbatch_size: int = 16,
     mesh: jax.sharding.Mesh | None = None,
+    is_noised: bool = True,
 ) -> tuple[Grads, Float[Array, " batch"], PrivatizeState]:
     r"""The private mean in constant memory, $(\sum_i m_i\, clip(g_i) + N(0, \sigma^2 S^2)) / l$.
 
-    `bam train` and `bam.PrivateTraining` call it in every private step. g_i is
+    `privatize`, `bam train` and `bam.PrivateTraining` call it in every private step. g_i is
     `grad_fn(params, example)`, an oracle's `grad` at the weights that its `ascend` returns. The
     rows must be a batch of `sampling.pad`, at random places, and the call must be part of a
     compiled program. Returns the mean, the norms of `clipped_sum`, which are NOT private, and the
     next step's state.
     """
-    clip = as_declared(clip)
     # Noise for S · σ, whatever the number of rows: an empty batch gets as much.
     noise, noise_state = advance_noise(
         state.noise, noised_mean.noise_multiplier, sensitivity_of(clip), noised_mean.strategy
@@ -297,12 +295,17 @@ def private_mean(
         mask=mask,
         microbatch_size=microbatch_size,
         mesh=mesh,
-        noise=noise,
+        noise=noise if is_noised else None,
         draw_places=False,
     )
     mean = noised_mean.of(noised)
     private_grad, clip_state = finish(clip, mean, state.clip)
     return private_grad, norms, PrivatizeState(clip_state, noise_state)
+
+
+def _row(params: Params, row: Grads) -> Grads:
+    """The gradient of an example that is its gradient."""
+    return row
 
 
 def _shapes_of(params: Params) -> Shapes:
@@ -318,9 +321,9 @@ def _check_per_example(grads: Grads, of_params: Shapes | None = None) -> None:
     leaves = jax.tree.leaves(grads)
     if not leaves:
         raise InputError("privatize needs per-example gradients, got a tree without an array")
-    if of_params is None:
+    _, shapes = of_params or (None, [])
+    if not shapes:  # `init(None)` tells nothing of the parameters
         return
-    _, shapes = of_params
     if len(leaves) != len(shapes):
         raise InputError(
             f"privatize needs a gradient for each of {len(shapes)} parameters, got {len(leaves)}"

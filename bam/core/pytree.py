@@ -206,10 +206,7 @@ def read_from_memory(
         # is a factor of 1 and not a `where`, which LLVM would split into two loops.
         return read(jax.tree.map(lambda x: x * jnp.asarray(1 - count, x.dtype), values), carry)
 
-    after: PyTree = jax.named_scope("from_memory")(jax.lax.fori_loop)(
-        0, num_iterations, iterate, carry
-    )
-    return after
+    return jax.named_scope("from_memory")(jax.lax.fori_loop)(0, num_iterations, iterate, carry)
 
 
 def as_vector(tree: PyTree) -> Array:
@@ -227,7 +224,7 @@ def from_vector(vector: Array, like: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(like), parts)
 
 
-@functools.lru_cache(maxsize=64)  # `StaticValue` tells masks apart by identity
+@functools.lru_cache(maxsize=64)  # a program tells functions apart by identity
 def matching(pattern: str) -> Callable[[Params], PyTree]:
     """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
 

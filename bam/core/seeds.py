@@ -4,6 +4,7 @@ A key is 32 random bytes of the operating system (`secret_key`), or derived from
 (`seeded_key`). Every random number of a seeded run comes from one of the keys in `KEY_LABELS`.
 """
 
+import contextlib
 import functools
 import hashlib
 import hmac
@@ -34,7 +35,7 @@ KEY_LABELS = {
 JAX_LABELS = {"weights": 0, "views": 2}
 # Most keys that are recognised later, the newest ones: a process that makes a key for each of its
 # sums must not grow for ever.
-MOST_KEYS = 2**16
+MOST_KEYS = 2**20
 
 # Digest of a secret key's words -> the process that made the key. A fork has a copy of this table.
 _made_in: dict[bytes, Process] = {}
@@ -148,5 +149,6 @@ def digest(key: UInt32[Array | np.ndarray, "8"]) -> bytes:
 def remember(table: dict[bytes, Any], row: bytes, value: Any) -> None:
     """Adds a row to a table of digests, and removes the oldest one of more than `MOST_KEYS`."""
     table[row] = value
-    if len(table) > MOST_KEYS:
-        table.pop(next(iter(table)), None)
+    while len(table) > MOST_KEYS:
+        with contextlib.suppress(KeyError, RuntimeError):  # another thread adds a row
+            del table[next(iter(table))]

@@ -1,32 +1,18 @@
-"""Two guards around JAX's tracing: one compilation for each set of shapes, no shared noise key.
+"""Checks, while JAX traces a program, that it uses no noise key more than once.
 
-Outside of `jax.jit`, a public function compiles its program at the first call and keeps it. Inside,
-it adds its operations to the program that is being traced. That program must receive the noise key
-as an argument: with a constant key it would add the same noise every time it runs.
+A program must receive the noise key as an argument: with a constant key it would add the same noise
+every time it runs.
 """
 
-import contextvars
-import functools
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import custom_batching
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, PyTree
 
-from bam.core.closure import StaticValue
 from bam.errors import InputError
-
-MOST_PROGRAMS = 32
-
-Traced = TypeVar("Traced", bound=Callable[..., PyTree])
-
-# True while a loss is traced at weights that differ between examples, such as BAM's shifted ones.
-# Under `vmap` a convolution then has one kernel for each example, and a layer may choose another
-# formulation for it.
-own_weights = contextvars.ContextVar("weights of each example's own", default=False)
 
 
 def being_traced() -> bool:
@@ -34,53 +20,6 @@ def being_traced() -> bool:
     from jax._src import core  # nothing public tells a `vmap` from an ordinary call
 
     return not core.trace_state_clean()
-
-
-def at_own_weights(fn: Traced) -> Traced:
-    """The same function, traced with `own_weights` set."""
-
-    @functools.wraps(fn)
-    def traced(*args: Any) -> PyTree:
-        token = own_weights.set(True)
-        try:
-            return fn(*args)
-        finally:
-            own_weights.reset(token)
-
-    return cast(Traced, traced)
-
-
-def compiled_once(
-    fn: Callable[..., Any], /, *parts: PyTree, donate: tuple[int, ...] = (), **structure: Any
-) -> Callable[..., Any]:
-    """`fn(*parts, …, **structure)`, compiled once for its structure and its arguments' shapes.
-
-    `parts` are pytrees of numbers, such as `Closure`s: other numbers compile nothing. As with
-    `jax.jit`, a function must be pure, and must be the same object in each call. The last 32
-    programs are kept, so a function that is made anew in each call compiles each time, but the
-    process does not grow. While JAX traces a program, the call becomes part of it. The result may
-    reuse the memory of the arguments `donate`, which are counted after the parts.
-    """
-    numbers, tree = jax.tree.flatten(parts)
-    static = {name: StaticValue(value) for name, value in structure.items()}
-    return functools.partial(_program(fn, tree, donate, **static), numbers)
-
-
-@functools.lru_cache(maxsize=MOST_PROGRAMS)
-def _program(
-    fn: Callable[..., Any],
-    parts: jax.tree_util.PyTreeDef,
-    donate: tuple[int, ...],
-    /,
-    **structure: StaticValue,
-) -> Callable[..., Any]:
-    values = {name: same.value for name, same in structure.items()}
-
-    @functools.wraps(fn)
-    def program(numbers: list[Any], *args: Any) -> Any:
-        return fn(*jax.tree.unflatten(parts, numbers), *args, **values)
-
-    return jax.jit(program, inline=True, donate_argnums=tuple(1 + i for i in donate))
 
 
 def check_keys(key: PyTree, step: PyTree = 0) -> None:
@@ -132,7 +71,7 @@ def with_noise_of_its_own(total: PyTree, key: Array, step: Array) -> PyTree:
     """
     if axes := jax.sharding.get_abstract_mesh().manual_axes:
         key, step = jax.lax.all_gather((key, jnp.asarray(step)), axes)
-        return _nan_where(_has_equal_rows(_draws(key, step)), total)
+        return _nan_if_shared(total, key, step)
     return total
 
 
@@ -147,7 +86,7 @@ def _map_noise(
         )
     key = key if key_is_mapped else jnp.broadcast_to(key, (size, *key.shape))
     step = step if step_is_mapped else jnp.broadcast_to(step, (size, *jnp.shape(step)))
-    total = _nan_where(_has_equal_rows(_draws(key, step)), total)
+    total = _nan_if_shared(total, key, step)
     # Called again, so that a further `vmap` around this one is checked, too.
     return with_noise_of_its_own(total, key, step), total_is_mapped
 
@@ -180,19 +119,13 @@ def _refuse_derivative(primals: tuple[Array], tangents: tuple[Array]) -> NoRetur
     )
 
 
-def _draws(key: Array, step: Array) -> Array:
-    """One row for each noise draw: its key's words and its step, which identify it."""
-    key = jnp.reshape(key, (-1, key.shape[-1]))
-    return jnp.concatenate([key, jnp.reshape(step, (-1, 1)).astype(jnp.uint32)], axis=1)
-
-
-def _has_equal_rows(rows: Array) -> Bool[Array, ""]:
-    rows = rows[jnp.lexsort(rows.T)]  # sorted, equal rows are neighbours
-    return jnp.any(jnp.all(rows[1:] == rows[:-1], axis=1))
-
-
-def _nan_where(repeated: Array, total: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jnp.where(repeated, jnp.nan, x), total)
+def _nan_if_shared(total: PyTree, key: Array, step: Array) -> PyTree:
+    """The noised sums, or NaN if two of them have one key and step, and so the same noise."""
+    steps = jnp.reshape(step, (-1, 1)).astype(jnp.uint32)
+    draws = jnp.concatenate([jnp.reshape(key, (-1, key.shape[-1])), steps], axis=1)
+    draws = draws[jnp.lexsort(draws.T)]  # sorted, equal rows are neighbours
+    is_shared = jnp.any(jnp.all(draws[1:] == draws[:-1], axis=1))
+    return jax.tree.map(lambda x: jnp.where(is_shared, jnp.nan, x), total)
 
 
 def _mapped_values(x: Any) -> np.ndarray | None:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from bam.core.own_weights import own_weights
 from bam.core.pytree import at_least_float32
-from bam.core.tracing import own_weights
 from bam.errors import InputError
 from bam.models.symmetries import tied
 

@@ -180,7 +180,15 @@ def make(
 
 def read_options(options: JsonMapping) -> JsonObject:
     """A copy of a mechanism's options; InputError unless each is a number, a text or None."""
-    return {str(key): scalars.option(f"mechanism.{key}", x) for key, x in options.items()}
+    read = {}
+    for key, value in options.items():
+        plain = (
+            value.item() if hasattr(value, "item") and not getattr(value, "shape", ()) else value
+        )
+        if not (plain is None or isinstance(plain, bool | int | float | str)):
+            raise InputError(f"mechanism.{key} must be a number, a text or None, got {value!r}")
+        read[str(key)] = plain
+    return read
 
 
 def counts(num_examples: int, batch_size: int) -> tuple[int, int]:

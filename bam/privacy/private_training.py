@@ -5,12 +5,10 @@ counts, the noise is scaled to the clip's sensitivity, and the mean is divided b
 size. A `PrivateTraining` is a `PrivateRun` with a transform, as `bam train` is one with a config.
 """
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import hmac
-import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,19 +23,18 @@ from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files, provenance
 from bam.core import pytree, scalars, tracing, user_table
-from bam.core.clipping import as_declared, sensitivity_of
-from bam.core.closure import Closure
+from bam.core.clipping import Bounded, Transform, as_declared, sensitivity_of
 from bam.core.gaussian import check_std
 from bam.core.noise import check_rounding, fitting_size, init_noise, keyless
-from bam.core.oracles import LossFn, Oracle, as_pytree, mean_loss
+from bam.core.oracles import LossFn, Method, as_part, mean_loss
 from bam.core.privatize import (
     NO_MULTI_STEPS,
     NoisedMean,
     PrivatizeState,
     claim_key,
     private_mean,
-    release_key,
 )
+from bam.core.program import compiled_once
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch, rows_or_zeros
 from bam.errors import InputError
@@ -113,7 +110,7 @@ class PrivateTraining:
         data may have fewer rows, and ε is for adding or removing one example (with `groups`, one
         user). Otherwise ε is for replacing one example or user by nothing, its place left empty.
       groups: `[rows]` on the host, the user of each row of the data: integers or texts, equal for
-        one person as `bam.core.user_table.user_id` says. Then N counts users, users are drawn, and
+        one person as `bam.privacy.user_ids.user_id` says. Then N counts users, users are drawn, and
         the oracle's gradient of a user's mean loss is clipped. None: each row is an example.
       group_size: k, public: the largest number of rows used of a user, see
         `bam.core.user_table.table`.
@@ -158,7 +155,7 @@ class PrivateTraining:
         num_epochs: int,
         epsilon: float,
         delta: float,
-        clip: optax.GradientTransformation,
+        clip: Transform,
         accountant: str = "pld",
         mechanism: str = "poisson",
         mechanism_options: JsonMapping | None = None,
@@ -210,7 +207,7 @@ class PrivateTraining:
         check_std(plan.noise_multiplier * self._sensitivity)
         # The arguments that define this training, besides its plan.
         self._asked: JsonObject = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
-        self._asked |= {"sensitivity": self._sensitivity, "clip": in_words(clip.update)}
+        self._asked |= {"sensitivity": self._sensitivity, "clip": in_words(clip)}
         self._row_shapes: list[tuple[int, ...]] | None = None
         git_commit()  # read now, because the files may have changed by the first step
         self._run = PrivateRun(plan, seed, self._num_devices)
@@ -224,7 +221,8 @@ class PrivateTraining:
         self._tag = self._run.key("whose batch")[:2].copy()
         self._first = self._used = self._run.step
         self._initialised = self._transformed = False
-        claim_key(self._run.key("noise").copy())  # another training of this seed has the same array
+        # A copy, because another training of this seed has the same array.
+        self._claim: object = claim_key(self._run.key("noise").copy())
         if path is not None and not self._run.is_resumed:
             self._run.save(None)
 
@@ -316,7 +314,7 @@ class PrivateTraining:
         return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec(*axes)))
 
     def gradient(
-        self, oracle: Oracle, *, microbatch_size: int = 16
+        self, oracle: Method, *, microbatch_size: int = 16
     ) -> optax.GradientTransformation:
         """The transform from a drawn batch to the private gradient; each training makes one.
 
@@ -325,7 +323,7 @@ class PrivateTraining:
 
         Args:
           oracle: for one example, a row of `data`, for example `bam.dp_sgd(loss_fn)`. With users,
-            its method is applied to a user's mean loss, see `Oracle.with_loss`.
+            its method is applied to a user's mean loss, see `bam.core.oracles.Method`.
           microbatch_size: number of per-example gradients in memory at once.
 
         `update` is compiled once, and takes each batch once. `optax.MultiSteps` cannot wrap it,
@@ -346,7 +344,8 @@ class PrivateTraining:
             `vmap` of anything that the gradient depends on, in `shard_map` and `pmap`, and after
             `close`, which a program that you compiled before cannot notice.
         """
-        if oracle.with_loss is None and (self.plan.group_size or self._trainable):
+        with_loss = getattr(oracle, "with_loss", None)
+        if with_loss is None and (self.plan.group_size or self._trainable):
             raise InputError(
                 "this oracle cannot use group_size or trainable: make it by bam.dp_sgd or another "
                 "method of bam, or decorate yours with bam.core.oracles.method"
@@ -361,9 +360,9 @@ class PrivateTraining:
         noised_mean = NoisedMean(
             plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy
         )
-        compiled = tracing.compiled_once(
+        compiled = compiled_once(
             _private_gradient,
-            as_pytree(oracle),
+            as_part(oracle),
             self._clip,
             noised_mean,
             microbatch_size=self._fitting(microbatch_size),
@@ -548,7 +547,7 @@ class PrivateTraining:
     def close(self) -> None:
         """Ends this training, which takes no more steps, and frees the folder."""
         self._run.close()
-        release_key(self._run.key("noise"))
+        self._claim = None
 
     def write_statement(self, path: str | Path, data: str) -> None:
         """Writes `PRIVACY.md`: the guarantee of the weights, with code that computes ε again.
@@ -583,8 +582,8 @@ class PrivateTraining:
 
 
 def _private_gradient(
-    oracle: Oracle,
-    clip: optax.GradientTransformation,
+    oracle: Any,
+    clip: Bounded,
     noised_mean: NoisedMean,
     batch: DrawnBatch,
     state: PrivateState,
@@ -607,7 +606,7 @@ def _private_gradient(
         loss = mean_loss(loss) if group_size else loss
         return lambda trained, row: loss(_merged(trained, at), row)
 
-    if oracle.with_loss and (group_size or trainable):
+    if group_size or trainable:
         oracle = oracle.with_loss(loss_of)
 
     def gradient_of(trained: Params, row: PyTree) -> Grads:
@@ -622,11 +621,11 @@ def _private_gradient(
     gradient, _, after = private_mean(
         gradient_of,
         clip,
+        noised_mean,
         _part(pytree.matching(trainable), at),
         rows,
+        mask,
         state.privatize,
-        noised_mean,
-        mask=mask,
         microbatch_size=microbatch_size,
         mesh=mesh,
     )
@@ -707,51 +706,37 @@ def _merged(trained: PyTree, frozen: PyTree) -> PyTree:
     )
 
 
-def in_words(value: Any, above: tuple[int, ...] = ()) -> str:
-    """Describes a function by its name and values, with the same text in every process.
+def in_words(value: Any) -> str:
+    """Describes a clip by its numbers and the names of its functions, alike in every process.
 
-    For example "[bam.core.clipping._normalize(params=None), [], [1.0, 0.01]]". The values are
-    those that it closes over, its defaults and, for objects, plain attributes. An array is
-    described by a digest. The function's code is not part of the text.
+    For example "bam.core.clipping.ClipByL2Norm(clip_norm=1.0)". An array is described by a digest.
+    The code of a function, and the numbers that it keeps, are not part of the text; those of a
+    partial function, and of the object of a method, are.
     """
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool | int | float | str | bytes | None):
-        return repr(value)
-    if id(value) in above or len(above) > 20:  # a function that calls itself, a list in itself
-        return type(value).__qualname__
-    describe = functools.partial(in_words, above=(*above, id(value)))
-    if isinstance(value, np.ndarray | jax.Array):
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
         array = np.asarray(value)
-        content = repr(array.tolist()).encode() if array.dtype == object else array.tobytes()
-        return f"{array.dtype}{list(array.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(describe, value))}]"
-    if isinstance(value, set | frozenset):
-        return f"{{{', '.join(sorted(map(describe, value)))}}}"
+        if not array.shape:
+            return repr(array.item())
+        return (
+            f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+        )
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(in_words, value))})"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{describe(key)}: {describe(x)}' for key, x in value.items())}}}"
-    if isinstance(value, Closure):
-        return describe([value.fn, value.structure, value.numbers])
-    if isinstance(value, functools.partial):
-        return describe([value.func, value.args, value.keywords])
-    if isinstance(value, type | types.ModuleType):
-        return value.__name__
-    plain = (bool, int, float, str, tuple, np.ndarray, np.generic, jax.Array)
-    function = inspect.unwrap(value) if callable(value) else value
-    values = {}
-    if isinstance(function, types.FunctionType):
-        parameters = inspect.signature(function).parameters.values()
-        values = {x.name: x.default for x in parameters if x.default is not x.empty}
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            with contextlib.suppress(ValueError):  # an empty cell
-                values[name] = cell.cell_contents
-    elif isinstance(function, types.MethodType):
-        values = {"self": function.__self__}
-    elif isinstance(vars(type(function)).get("__dict__"), types.GetSetDescriptorType):
-        values = {k: x for k, x in sorted(vars(function).items()) if isinstance(x, plain)}
-    definition: Any = function if hasattr(function, "__qualname__") else type(function)
-    words = ", ".join(f"{key}={describe(x)}" for key, x in values.items())
-    return f"{definition.__module__}.{definition.__qualname__}({words})"
+        return _call_in_words("dict", value)
+    if hasattr(value, "keywords"):  # a partial function, of Python or JAX
+        arguments = {str(i): x for i, x in enumerate(value.args)} | value.keywords
+        return _call_in_words(in_words(value.func), arguments)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {x.name: getattr(value, x.name) for x in dataclasses.fields(value)}
+        return _call_in_words(in_words(type(value)), fields)
+    if isinstance(value, types.MethodType):
+        return f"{in_words(value.__self__)}.{value.__name__}"
+    if not callable(value) and type(value).__repr__ is not object.__repr__:
+        return repr(value)
+    definition: Any = value if hasattr(value, "__qualname__") else type(value)
+    return f"{definition.__module__}.{definition.__qualname__}"
+
+
+def _call_in_words(name: str, arguments: JsonMapping) -> str:
+    return f"{name}({', '.join(f'{key}={in_words(x)}' for key, x in arguments.items())})"

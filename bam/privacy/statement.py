@@ -14,9 +14,8 @@ from importlib import resources
 from string import Template
 from typing import NamedTuple
 
-from bam.core import clipping
 from bam.files import JsonMapping, JsonObject
-from bam.privacy import accounting, ledger, pld, random_allocation, tradeoff
+from bam.privacy import accounting, clips, ledger, pld, random_allocation, tradeoff
 from bam.privacy.mechanisms import BEST_OF_TRIALS
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
@@ -193,7 +192,7 @@ def training_fields(
     # An own loop records no name of its clip.
     is_proved_own_loop = "oracle" in own_parts and "clip" not in own_parts
     std = plan.noise_multiplier * record["sensitivity"]
-    row = clipping.CLIPS.get(str(clip))  # in a stranger's record it may be a list
+    row = clips.CLIPS.get(str(clip))  # in a stranger's record it may be a list
     return {
         **_plan_fields(plan),
         "clip_norm": record["clip_norm"],

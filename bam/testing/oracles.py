@@ -19,9 +19,9 @@ NUM_EAGER = 2
 
 
 def check_oracle(
-    make_oracle: Callable[[oracles.LossFn], oracles.Oracle],
+    make_oracle: Callable[[oracles.LossFn], oracles.Method],
     *,
-    is_dp_sgd: Callable[[oracles.LossFn], oracles.Oracle] | None = None,
+    is_dp_sgd: Callable[[oracles.LossFn], oracles.Method] | None = None,
 ) -> None:
     """Checks that an oracle's gradient depends on one example alone and can be trained with.
 

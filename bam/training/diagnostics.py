@@ -14,12 +14,11 @@ import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
 from bam.core import clipping, pytree, scalars
-from bam.core.clipping import finish
-from bam.core.closure import as_closure
+from bam.core.clipping import Bounded, Transform, finish
 from bam.core.engine import per_example_sum
+from bam.core.program import as_partial, compiled_once
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
-from bam.core.tracing import compiled_once
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -67,7 +66,7 @@ class Bias(NamedTuple):
 
 def means(
     grad_fn: Callable[[Params, PyTree], Grads],
-    clip: optax.GradientTransformation,
+    clip: Transform,
     params: Params,
     batch: PyTree,
     *,
@@ -89,7 +88,7 @@ def means(
     # A function made in this call would be compiled anew in each call.
     compiled = compiled_once(
         _means,
-        as_closure(grad_fn),
+        as_partial(grad_fn),
         clipping.as_declared(clip),
         microbatch_size=microbatch_size,
         mesh=mesh,
@@ -99,7 +98,7 @@ def means(
 
 def _means(
     grad_fn: Callable[[Params, PyTree], Grads],
-    clip: optax.GradientTransformation,
+    clip: Bounded,
     params: Params,
     batch: PyTree,
     mask: Bool[Array, " rows"],
@@ -169,7 +168,7 @@ def bias(clipped: Grads, gradient: Grads) -> Bias:
 
 def clipping_bias(
     grad_fn: Callable[[Params, PyTree], Grads],
-    clip: optax.GradientTransformation,
+    clip: Transform,
     params: Params,
     batch: PyTree,
     **sharing: Any,

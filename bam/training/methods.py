@@ -18,7 +18,7 @@ class Method(NamedTuple):
       symbol: the letter of the strength.
     """
 
-    make: Callable[..., oracles.Oracle]
+    make: Callable[..., oracles.Method]
     label: str
     options: Mapping[str, int | float | str] = {}
     strength: str = ""

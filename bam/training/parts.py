@@ -23,6 +23,7 @@ clip's S; without privacy, C is `inf` and S is 0. `learning_rate` is a number or
 function of the step, as in optax.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -31,9 +32,9 @@ import optax
 from jaxtyping import PyTree
 
 from bam import models, named
-from bam.core import clipping, oracles, pytree
-from bam.core.clipping import BoundedTransformation
-from bam.core.closure import Closure
+from bam.core import clipping, oracles, program, pytree
+from bam.core.clipping import Bounded
+from bam.core.program import STATIC
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number, is_known
 from bam.data import datasets
@@ -43,6 +44,7 @@ from bam.features import extraction
 from bam.files import JsonObject
 from bam.models import finetune, losses
 from bam.named import Part
+from bam.privacy import clips
 from bam.privacy.plan import PrivacyPlan
 from bam.training import keys, schedules
 from bam.training.methods import METHODS, Method
@@ -105,7 +107,7 @@ class Section(NamedTuple):
       returned: names that its result must have.
     """
 
-    rows: Mapping[str, Part | Method | clipping.Clip]
+    rows: Mapping[str, Part | Method]
     num_given: int
     returned: tuple[str, ...]
 
@@ -113,7 +115,7 @@ class Section(NamedTuple):
 REQUIRED = tuple(x for x in datasets.Dataset._fields if x not in datasets.Dataset._field_defaults)
 SECTIONS = {
     "method": Section(METHODS, 1, ("ascend", "grad")),
-    "clip": Section(clipping.CLIPS, 2, ("init", "update")),
+    "clip": Section(clips.CLIPS, 2, ("init", "update")),
     "optimizer": Section(OPTIMIZERS, 3, ("init", "update")),
     "loss": Section(losses.LOSSES, 0, ("of_output", "check")),
     "model": Section(models.MODELS, 1, ()),  # see `bam.models.as_functions`
@@ -153,7 +155,7 @@ def options_of(section: str, name: str) -> dict[str, Any]:
     return {x: default for x, default in defaults.items() if x in taken}
 
 
-def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
+def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Method:
     """The oracle of a config's `method` section.
 
     The oracle of "non_private" is that of DP-SGD, to be used without clipping and noise. InputError
@@ -162,7 +164,7 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Oracle:
     options = {k: v for k, v in method.items() if k != "ascent_params"}
     if method.get("ascent_params"):
         options["ascent_mask"] = pytree.matching(method.ascent_params)
-    oracle: oracles.Oracle = make("method", options, loss_fn)
+    oracle: oracles.Method = make("method", options, loss_fn)
     return oracle
 
 
@@ -178,7 +180,7 @@ def make_gradient(
     return gradient
 
 
-def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> BoundedTransformation:
+def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> Bounded:
     """The per-example transform of a config's `clip` section, with finite sensitivity.
 
     For a run that is not private, it bounds nothing. InputError as `make_oracle`, for a C that is
@@ -208,23 +210,57 @@ def make_optimizer(
     for key in ("schedule", "warmup_steps"):
         options.pop(key, None)
     rate = schedules.learning_rate(schedule, peak)
-    settings = {**options, "learning_rate": rate}
-    # bam's optimizers are made here, too, because this checks their options.
-    optimizer: optax.GradientTransformation = make(
-        "optimizer", settings, plan, clip_norm, sensitivity
-    )
     if ":" in section.name:
+        optimizer: optax.GradientTransformation = make(
+            "optimizer", options | {"learning_rate": rate}, plan, clip_norm, sensitivity
+        )
         return optimizer
     # All constant rates are one structure, whatever the number of steps.
     schedule = schedule if callable(rate) else Schedule()
-    numbers = {k: v for k, v in options.items() if type(v) is float and v != 0}
-    structure = {k: v for k, v in options.items() if k not in {"name", *numbers}}
-    compiled = (OPTIMIZERS[section.name].make, structure, schedule)
-    arguments = ({**numbers, "clip_norm": clip_norm}, float(peak))
-    return optax.GradientTransformation(
-        Closure(_init_optimizer, compiled, arguments),
-        Closure(_update_optimizer, compiled, arguments),
-    )
+    numbers: dict[str, Number] = {k: v for k, v in options.items() if type(v) is float and v != 0}
+    structure = tuple((k, v) for k, v in options.items() if k not in numbers)
+    ours = Optimizer(numbers, float(peak), float(clip_norm), structure, schedule)
+    ours.transform()  # which checks the options
+    return optax.GradientTransformation(ours.init, ours.update)
+
+
+@program.record
+class Optimizer:
+    """One of bam's optimizers, whose numbers are arguments of a compiled step.
+
+    `optax.inject_hyperparams` would keep the numbers in the state, and so in each checkpoint.
+
+    Attributes:
+      numbers: the options that are floats, but not 0.
+      peak: the peak of the learning rate.
+      clip_norm: C.
+      structure: the name and the other options.
+      schedule: the schedule of the learning rate.
+    """
+
+    numbers: dict[str, Number]
+    peak: Number
+    clip_norm: Number
+    structure: tuple[tuple[str, Any], ...] = dataclasses.field(metadata=STATIC)
+    schedule: Schedule = dataclasses.field(metadata=STATIC)
+
+    def transform(self) -> optax.GradientTransformation:
+        """Returns optax's transform, also of traced numbers; InputError as `make`."""
+        rate = schedules.learning_rate(self.schedule, self.peak)
+        options = {**dict(self.structure), **self.numbers, "learning_rate": rate}
+        # No row reads the plan or S, which would be constants of the program.
+        transform: optax.GradientTransformation = make(
+            "optimizer", options, None, self.clip_norm, None
+        )
+        return transform
+
+    def init(self, params: PyTree) -> PyTree:
+        """Returns the state before the first step."""
+        return self.transform().init(params)
+
+    def update(self, grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
+        """Returns the update of the weights, and the next state."""
+        return self.transform().update(grads, state, params)
 
 
 def schedule_of(section: ConfigDict, plan: PrivacyPlan) -> Schedule:
@@ -232,35 +268,6 @@ def schedule_of(section: ConfigDict, plan: PrivacyPlan) -> Schedule:
     # The section of a user's optimizer may lack these keys.
     name, warmup_steps = section.get("schedule", "constant"), section.get("warmup_steps", 0)
     return Schedule(name, warmup_steps, plan.training_steps)
-
-
-def _from_numbers(
-    row: Any, structure: JsonObject, schedule: Schedule, numbers: JsonObject, peak: Number
-) -> optax.GradientTransformation:
-    """One of bam's optimizers, made while a step is traced, whose arguments its numbers are."""
-    rate = schedules.learning_rate(schedule, peak)
-    # No row reads the plan or S, which would be constants of the program.
-    optimizer: optax.GradientTransformation = row(
-        plan=None, sensitivity=None, learning_rate=rate, **structure, **numbers
-    )
-    return optimizer
-
-
-# Two functions of the module, not closures: a closure would be new in each run, and compile anew.
-def _init_optimizer(*args: Any) -> PyTree:
-    *optimizer, params = args
-    return _from_numbers(*optimizer).init(params)
-
-
-def _update_optimizer(
-    row: Any,
-    structure: JsonObject,
-    schedule: Schedule,
-    numbers: JsonObject,
-    peak: Number,
-    *args: Any,
-) -> tuple[PyTree, PyTree]:
-    return _from_numbers(row, structure, schedule, numbers, peak).update(*args)
 
 
 def make_model(section: ConfigDict, num_classes: int) -> models.Network:

@@ -15,11 +15,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Num, PyTree
 
 from bam import models
-from bam.core import closure, oracles, pytree, sampling
-from bam.core.clipping import BoundedTransformation
+from bam.core import oracles, program, pytree, sampling
+from bam.core.clipping import Bounded
 from bam.core.engine import plain_sum
 from bam.core.noise import NoiseState, init_noise
 from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
+from bam.core.program import STATIC
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 from bam.core.seeds import host_key
@@ -63,11 +64,7 @@ class TrainState(NamedTuple):
     frozen: Params
 
 
-@closure.register(
-    numbers=("oracle", "clip", "optimizer", "mean", "ema_decay", "noise_norm"),
-    structure=("is_private", "loss", "model", "inputs", "microbatch_size", "mesh"),
-)
-@dataclasses.dataclass(frozen=True, eq=False)
+@program.record
 class Parts:
     """The parts of a run, as the first argument of the functions below.
 
@@ -90,24 +87,23 @@ class Parts:
       mesh: the devices that share rows; None for a single device.
     """
 
-    oracle: oracles.Oracle
-    clip: BoundedTransformation
+    oracle: oracles.Method
+    clip: Bounded
     optimizer: optax.GradientTransformation
     mean: NoisedMean
     ema_decay: float | None
     noise_norm: float
-    is_private: bool
-    loss: oracles.LossFn
-    model: models.Model
-    inputs: examples.Inputs
-    microbatch_size: int
-    mesh: jax.sharding.Mesh | None
+    is_private: bool = dataclasses.field(metadata=STATIC)
+    loss: oracles.LossFn = dataclasses.field(metadata=STATIC)
+    model: models.Model = dataclasses.field(metadata=STATIC)
+    inputs: examples.Inputs = dataclasses.field(metadata=STATIC)
+    microbatch_size: int = dataclasses.field(metadata=STATIC)
+    mesh: jax.sharding.Mesh | None = dataclasses.field(metadata=STATIC)
 
     def __post_init__(self) -> None:
         """Makes the method and the optimizer pytrees of their numbers; a user's have none."""
-        object.__setattr__(self, "oracle", oracles.as_pytree(self.oracle))
-        optimizer = optax.GradientTransformation(*map(closure.as_closure, self.optimizer))
-        object.__setattr__(self, "optimizer", optimizer)
+        object.__setattr__(self, "oracle", oracles.as_part(self.oracle))
+        object.__setattr__(self, "optimizer", program.as_transform(self.optimizer))
 
     def example_at(self, state: TrainState, train: datasets.Split) -> Callable[[PyTree], PyTree]:
         """A function from a row to its example, so that only one microbatch of views exists."""
@@ -133,16 +129,17 @@ def take(
     # Rows become examples inside the sum: K views of a whole batch would not fit the memory.
     oracle, example_at = parts.oracle, parts.example_at(state, train)
     rows = examples.rows(parts.inputs, train, batch.indices)
-    sharing: JsonObject = {"mask": jnp.asarray(batch.mask), **parts.sharing}
+    mask = jnp.asarray(batch.mask)
     if parts.is_private:
         gradient, norms, after = private_mean(
             lambda params, row: oracle.grad(params, example_at(row)),
             parts.clip,
+            parts.mean,
             oracle.ascend(state.params, state.private_grad),
             rows,
+            mask,
             PrivatizeState(state.clip, state.noise),
-            parts.mean,
-            **sharing,
+            **parts.sharing,
         )
         # Dropped examples have a norm that is not finite. Their number has no noise, so it must not
         # enter anything below.
@@ -151,7 +148,11 @@ def take(
     else:
         # One backward pass for a microbatch: without a clip, no example needs its own gradient.
         total = plain_sum(
-            lambda params, row: parts.loss(params, example_at(row)), state.params, rows, **sharing
+            lambda params, row: parts.loss(params, example_at(row)),
+            state.params,
+            rows,
+            mask=mask,
+            **parts.sharing,
         )
         gradient = parts.mean.of(total)
     # From here on everything is post-processing of the private gradient.
@@ -227,7 +228,7 @@ def means(
     """
     example_at = parts.example_at(state, train)
 
-    def means_of(oracle: oracles.Oracle) -> diagnostics.Means:
+    def means_of(oracle: oracles.Method) -> diagnostics.Means:
         return diagnostics.means(
             lambda params, row: oracle.grad(params, example_at(row)),
             parts.clip,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -14,12 +15,12 @@ from jaxtyping import Array, Float, PyTree
 
 from bam import memory, models, waits
 from bam.core import oracles, pytree, sampling, strategy
-from bam.core.clipping import BoundedTransformation, finish
-from bam.core.closure import StaticValue
+from bam.core.clipping import Bounded, finish
 from bam.core.noise import advance_noise, fitting_size, init_noise
 from bam.core.privatize import NoisedMean
+from bam.core.program import compiled_once
 from bam.core.pytree import Grads, Params
-from bam.core.tracing import being_traced, compiled_once
+from bam.core.tracing import being_traced
 from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
@@ -98,9 +99,15 @@ class Trainer:
     log: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
-        """ValueError if the parts have other noise than the plan, as if it alone was replaced."""
-        if self.parts.mean != _mean(self.plan):
+        """ValueError if the parts are of another plan, config or data set, which was replaced."""
+        plan, config, parts = self.plan, self.config, self.parts
+        if (parts.mean, parts.is_private) != (_mean(plan), plan.private):
             raise ValueError("the parts have the noise of another plan: build it with plan=PLAN")
+        size = _microbatch_size(config.microbatch_size, plan, parts.clip)
+        inputs = examples.inputs_of(config, self.dataset)
+        settings = parts.inputs, parts.microbatch_size, parts.ema_decay
+        if settings != (inputs, size, _ema_decay(config)):
+            raise ValueError("the parts are of another config or data set: build a trainer of it")
 
     def init(self, seed: int) -> TrainState:
         """The state before the first step."""
@@ -206,6 +213,7 @@ class Trainer:
     def with_microbatch_size(self, size: int) -> "Trainer":
         """The same run with another number of rows at once, or fewer if 32 bits hold fewer."""
         config = self.config.copy_and_resolve_references()
+        check_microbatch_size(size, _num_examples(config, self.dataset))
         config.microbatch_size = size
         fitting = _microbatch_size(size, self.plan, self.parts.clip)
         parts = dataclasses.replace(self.parts, microbatch_size=fitting)
@@ -340,7 +348,7 @@ def _planned_trainer(
             clip=clip,
             optimizer=parts.make_optimizer(config.optimizer, plan, clip_norm, sensitivity),
             mean=_mean(plan),
-            ema_decay=float(config.ema_decay) or None,  # None removes the average from the program
+            ema_decay=_ema_decay(config),
             noise_norm=strategy.norm(strategy.noise_of(plan.mechanism.strategy, plan.num_steps)),
             is_private=plan.private,
             loss=loss,
@@ -357,11 +365,16 @@ def _planned_trainer(
     )
 
 
+def _ema_decay(config: ConfigDict) -> float | None:
+    """None removes the average from the program."""
+    return float(config.ema_decay) or None
+
+
 def _mean(plan: PrivacyPlan) -> NoisedMean:
     return NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy)
 
 
-def _microbatch_size(size: int, plan: PrivacyPlan, clip: BoundedTransformation) -> int:
+def _microbatch_size(size: int, plan: PrivacyPlan, clip: Bounded) -> int:
     """The microbatch size as asked, or a smaller one if 32 bits cannot hold the sum."""
     if not plan.private:
         return size
@@ -378,18 +391,24 @@ def _network(
     """
     names = ("model", "loss", "lora", "convolution", "precision")
     values = config.to_dict()
-    sections = StaticValue({name: values[name] for name in names})
     # A user's function may return another network for the same options, so it is called each time.
-    are_ours = ":" not in config.model.name + config.loss.name
-    make = _made_network if are_ours else _made_network.__wrapped__
-    return make(sections, num_classes, tuple(shape))
+    if ":" in config.model.name + config.loss.name:
+        return _new_network(config, num_classes, tuple(shape))
+    sections = {name: values[name] for name in names}
+    text = json.dumps(sections, default=lambda x: np.asarray(x).tolist())
+    return _made_network(text, num_classes, tuple(shape))
 
 
 @functools.lru_cache(maxsize=32)
 def _made_network(
-    sections: StaticValue, num_classes: int, shape: tuple[int, ...]
+    sections: str, num_classes: int, shape: tuple[int, ...]
 ) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
-    config = ConfigDict(sections.value)
+    return _new_network(ConfigDict(json.loads(sections)), num_classes, shape)
+
+
+def _new_network(
+    config: ConfigDict, num_classes: int, shape: tuple[int, ...]
+) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
     criterion = parts.make_loss(config.loss)
     model = models.as_functions(
         parts.make_model(config.model, num_classes),
@@ -441,7 +460,7 @@ def _check_shapes(
     dataset: datasets.Dataset,
     criterion: losses.Loss,
     model: models.Model,
-    oracle: oracles.Oracle,
+    oracle: oracles.Method,
 ) -> None:
     """InputError if the shapes of outputs, loss or gradients do not fit together.
 
@@ -482,7 +501,7 @@ def _check_shapes(
         )
 
 
-def _check_clip(name: str, clip: BoundedTransformation, plan: PrivacyPlan, trained: PyTree) -> None:
+def _check_clip(name: str, clip: Bounded, plan: PrivacyPlan, trained: PyTree) -> None:
     """InputError if the clip or its noise does not fit the trained parameters."""
 
     def clipped(params: Params) -> Grads:

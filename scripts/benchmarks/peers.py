@@ -20,6 +20,7 @@ import bam
 from bam import models, provenance
 from bam.cli import console
 from bam.core import engine
+from bam.core.oracles import Method
 from bam.training import devices
 from scripts.benchmarks import timing
 from scripts.benchmarks.performance import PEERS
@@ -106,12 +107,12 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
     mesh = devices.mesh(devices.visible())
     shared = problem._replace(params=devices.replicate(problem.params, mesh))
 
-    def ours_with(oracle: bam.Oracle) -> Callable[..., Any]:
+    def ours_with(oracle: Method) -> Callable[..., Any]:
         return lambda params, batch, noise=None: bam.clipped_sum(
             oracle.grad, clip, params, batch, mask=None, microbatch_size=1, mesh=mesh, noise=noise
         )[0]
 
-    def our_step(oracle: bam.Oracle) -> Callable[[], Any]:
+    def our_step(oracle: Method) -> Callable[[], Any]:
         """The step of a run, whose noise is added to the integers of a sum, not to floats."""
 
         @jax.jit
