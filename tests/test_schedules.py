@@ -40,8 +40,8 @@ def test_an_optimizer_takes_the_rate_of_each_step(name):
     grads = {"w": np.ones(3, np.float32)}
     moved = {}
     for given in ({}, schedule):
-        optimizer = build(**{"optimizer.name": name, "optimizer.learning_rate": 0.5, **given})
-        optimizer, state = optimizer.optimizer, optimizer.optimizer.init(grads)
+        built = build(**{"optimizer.name": name, "optimizer.learning_rate": 0.5, **given})
+        optimizer, state = built.parts.optimizer, built.parts.optimizer.init(grads)
         steps = []
         for _ in range(6):
             updates, state = optimizer.update(grads, state, grads)
