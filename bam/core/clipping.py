@@ -407,6 +407,11 @@ def finish(clip: Transform, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]
 
 
 def _sensitivity(clip: Bounded) -> Number:
+    """S; NaN if it was not checked, as that of a copy with another number, and is out of range."""
+    while isinstance(clip, Chain):
+        clip = clip.transforms[-1]
+    if clip.is_proved:
+        return clip.sensitivity
     return _nan_unless(_is_bound(clip.sensitivity), clip.sensitivity)
 
 
