@@ -389,11 +389,10 @@ def _network(
     For bam's models and losses, equal sections give the same objects, so that runs share compiled
     programs.
     """
-    names = ("model", "loss", "lora", "convolution", "precision")
-    values = config.to_dict()
     # A user's function may return another network for the same options, so it is called each time.
     if ":" in config.model.name + config.loss.name:
         return _new_network(config, num_classes, tuple(shape))
+    names, values = ("model", "loss", "lora", "convolution", "precision"), config.to_dict()
     sections = {name: values[name] for name in names}
     text = json.dumps(sections, default=lambda x: np.asarray(x).tolist())
     return _made_network(text, num_classes, tuple(shape))
