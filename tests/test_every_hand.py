@@ -182,11 +182,11 @@ class HashableTimes(Times):
 @pytest.mark.parametrize("kind", [Times, HashableTimes])
 def test_a_function_that_says_it_equals_another_has_a_program_of_its_own(kind):
     clip = bam.clip_by_l2_norm(100.0)
-    of_loss = bam.dp_sgd(kind(1.0))
+    plain = bam.dp_sgd(kind(1.0))
     ways = {
         "oracle": lambda loss: bam.dp_sgd(loss).grad,
-        "with_loss": lambda loss: of_loss.with_loss(lambda _: loss).grad,
-        "replace": lambda loss: dataclasses.replace(of_loss, loss_fn=loss).grad,
+        "with_loss": lambda loss: plain.with_loss(lambda _: loss).grad,
+        "replace": lambda loss: dataclasses.replace(plain, loss_fn=loss).grad,
         "own oracle": lambda loss: bam.Oracle(lambda p, _: p, jax.grad(loss)).grad,
     }
     for way, grad_of in ways.items():
@@ -197,7 +197,7 @@ def test_a_function_that_says_it_equals_another_has_a_program_of_its_own(kind):
     again = lambda: bam.clipped_sum(bam.dp_sgd(loss).grad, clip, W, ROWS, mask=None)  # noqa: E731
     again()
     assert compilations(again) == 0
-    assert of_loss.with_loss(lambda own: kind(own.factor * 5)).loss_fn.factor == 5
+    assert plain.with_loss(lambda own: kind(own.factor * 5)).loss_fn.factor == 5
 
 
 def given_factor(factor, w, x):

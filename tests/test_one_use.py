@@ -500,7 +500,7 @@ class Counter:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """An object that JAX does not know as a pytree; its numbers are compared, too."""
+    """An object that JAX does not know as a pytree, whose numbers are compared, too."""
 
     factor: float
 
@@ -898,7 +898,7 @@ def test_multi_steps_around_a_private_training_is_one_line_and_uses_no_batch_up(
 
 
 def test_multi_steps_around_a_private_training_of_several_parameters_is_refused_by_jax():
-    """It never calls the transform; `docs/own_loop.md` quotes the error."""
+    """JAX never calls the transform, and `docs/own_loop.md` quotes its error."""
     private = bam.PrivateTraining(**PLAN)
     oracle = bam.dp_sgd(lambda p, x: 0.5 * jnp.sum((p["w"] - x) ** 2))
     tx, params = optax.MultiSteps(private.gradient(oracle), 2), {"w": W}

@@ -209,7 +209,7 @@ class Normalize(_Proved):
 
     @property
     def sensitivity(self) -> Number:
-        """C; NaN if γ turns out to be out of range."""
+        """C, or NaN if C or γ turns out to be out of range."""
         in_range = _is_bound(self.clip_norm) & _is_floor(self.gamma)
         return _nan_unless(in_range, self.clip_norm)
 
@@ -271,7 +271,10 @@ class ClipPerLayer(_Proved):
         return _nan_unless(in_range, pytree.l2_norm([jnp.asarray(x) for x in self.bounds]))
 
     def update(self, grads: Grads, state: PyTree, params: PyTree = None) -> tuple[Grads, PyTree]:
-        """Returns the gradient with clipped leaves, and the state; InputError for another tree."""
+        """Returns the gradient with clipped leaves, and the state.
+
+        InputError for a gradient of another structure than the bounds.
+        """
         leaves, tree = jax.tree.flatten(grads)
         bounds = [scalars.argument("clip_norm", x) for x in self.bounds]  # never narrow
         if self.tree is None:
@@ -367,7 +370,10 @@ Bounded: TypeAlias = ClipByL2Norm | Normalize | ClipPerLayer | Chain | BoundedTr
 
 
 def as_declared(clip: Transform) -> Bounded:
-    """Returns a clip with the bound that it declares; InputError if it declares none."""
+    """Returns a clip with the bound that it declares.
+
+    InputError if it declares none.
+    """
     if type(clip) in get_args(Bounded):
         return cast(Bounded, clip)
     if getattr(clip, "sensitivity", None) is None:
@@ -397,7 +403,7 @@ def sensitivity_of(clip: Transform) -> Number:
 
 
 def finish(clip: Transform, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]:
-    """Applies a transform's `finish` to the noised mean; returns the gradient and the next state.
+    """Returns the private gradient and the next state, by a transform's `finish`.
 
     `mean` is the noised sum divided by the expected batch size. Mean and state are both private, so
     this is post-processing. A transform without `finish` leaves both as they are.
@@ -407,7 +413,7 @@ def finish(clip: Transform, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]
 
 
 def _sensitivity(clip: Bounded) -> Number:
-    """S; NaN if it was not checked, as that of a copy with another number, and is out of range."""
+    """Returns S, or NaN if it is out of range, as that of a copy with another number may be."""
     while isinstance(clip, Chain):
         clip = clip.transforms[-1]
     if clip.is_proved:

@@ -27,7 +27,7 @@ if hasattr(os, "register_at_fork"):  # Windows has no fork
 
 
 def this_process() -> Process:
-    """The process in which it is called; another one in each fork."""
+    """Returns the process in which it is called, which is another one in each fork."""
     return Process(os.getpid(), _num_forks)
 
 

@@ -265,7 +265,10 @@ def bam_sam(
 
 @program.record
 class BAMSAM(_OfLoss):
-    """The oracle of `bam_sam`; `mix` is None if it is exactly 1, which needs no mean."""
+    """The oracle of `bam_sam`.
+
+    `mix` is None if it is exactly 1, because the program then needs no mean of two gradients.
+    """
 
     radius: Number
     mix: Number | None
@@ -298,7 +301,7 @@ class BAMSAM(_OfLoss):
         )
 
     def _here_and_ahead(self, params: Params, example: PyTree) -> tuple[Grads | None, Grads]:
-        """G(0) and G(r); the first is None if only a part of it was computed."""
+        """Returns G(0), or None if only a part of it was computed, and G(r)."""
         gradient = jax.grad(self.loss_fn)
         # The whole gradient gives both G(0) and the direction.
         if self.ascent_views == 0 and self.ascent_mask is None:
@@ -447,7 +450,10 @@ def _num_views(ascent_views: int) -> int:
 
 
 def _mask(mask: AscentMask) -> _Mask:
-    """A mask as a program keeps it; InputError for a leaf that is not a bool."""
+    """Returns a mask as a program keeps it.
+
+    InputError for a leaf that is not a bool.
+    """
     if mask is None or isinstance(mask, _Flags):
         return mask
     # A module of bools is a tree, though it can be called.

@@ -202,7 +202,9 @@ class Claim:
 
 
 def claim_key(key: UInt32[Array | np.ndarray, "8"]) -> Claim:
-    """Claims a key for a transform; InputError for a key that another transform was given.
+    """Claims a key for a transform.
+
+    InputError for a key that another transform was given.
 
     An equal key of the same seed is only warned of, while the other transform lives, because it is
     right in two trainings that are compared, and wrong within one. A traced key cannot be checked.
@@ -313,7 +315,7 @@ def _shapes_of(params: Params) -> Shapes:
     return structure, [jnp.shape(x) for x in leaves]
 
 
-def _check_per_example(grads: Grads, of_params: Shapes | None = None) -> None:
+def _check_per_example(grads: Grads, expected: Shapes | None = None) -> None:
     """Refuses ordinary gradients, whose first weight axis would pass for the examples' axis.
 
     `optax.MultiSteps` gives such gradients to what it wraps, while JAX traces.
@@ -321,7 +323,7 @@ def _check_per_example(grads: Grads, of_params: Shapes | None = None) -> None:
     leaves = jax.tree.leaves(grads)
     if not leaves:
         raise InputError("privatize needs per-example gradients, got a tree without an array")
-    _, shapes = of_params or (None, [])
+    _, shapes = expected or (None, [])
     if not shapes:  # `init(None)` tells nothing of the parameters
         return
     if len(leaves) != len(shapes):

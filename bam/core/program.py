@@ -67,8 +67,8 @@ def record(cls: Cls) -> Cls:
     A copy skips the constructor, unlike one of `jax.tree_util.register_dataclass`: JAX also fills
     the fields with shapes and axes, which `__post_init__` would refuse.
     """
-    made: Any = dataclasses.dataclass(frozen=True)(cls)
-    fields = dataclasses.fields(made)
+    known: Any = dataclasses.dataclass(frozen=True)(cls)
+    fields = dataclasses.fields(known)
     structure = [x.name for x in fields if x.metadata.get("static")]
     numbers = [x.name for x in fields if x.name not in structure]
 
@@ -77,12 +77,12 @@ def record(cls: Cls) -> Cls:
         return tuple(getattr(part, x) for x in numbers), compiled
 
     def unflatten(compiled: tuple[Any, ...], arguments: tuple[Any, ...]) -> Any:
-        part: Any = object.__new__(made)
+        part: Any = object.__new__(known)
         vars(part).update(zip((*structure, *numbers), (*compiled, *arguments), strict=True))
         return part
 
-    jax.tree_util.register_pytree_node(made, flatten, unflatten)
-    return cast(Cls, made)
+    jax.tree_util.register_pytree_node(known, flatten, unflatten)
+    return cast(Cls, known)
 
 
 def is_part(value: object) -> bool:

@@ -81,7 +81,10 @@ def flag(name: str, value: Any) -> bool:
 
 
 def _read(name: str, value: Any, *kinds: type) -> Any:
-    """Returns a plain Python value of one of the types; InputError for another value."""
+    """Returns a plain Python value of one of the types.
+
+    InputError for another value.
+    """
     if not is_known(value):
         raise InputError(
             f"{name} must be a number, not a tracer, because privacy or the compiled program "

@@ -245,7 +245,10 @@ class Optimizer:
     schedule: Schedule = dataclasses.field(metadata=STATIC)
 
     def transform(self) -> optax.GradientTransformation:
-        """Returns optax's transform, also of traced numbers; InputError as `make`."""
+        """Returns optax's transform, also of traced numbers.
+
+        InputError as `make`.
+        """
         rate = schedules.learning_rate(self.schedule, self.peak)
         options = {**dict(self.structure), **self.numbers, "learning_rate": rate}
         # No row reads the plan or S, which would be constants of the program.

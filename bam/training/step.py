@@ -101,7 +101,7 @@ class Parts:
     mesh: jax.sharding.Mesh | None = dataclasses.field(metadata=STATIC)
 
     def __post_init__(self) -> None:
-        """Makes the method and the optimizer pytrees of their numbers; a user's have none."""
+        """Makes the method and the optimizer pytrees of their numbers."""
         object.__setattr__(self, "oracle", oracles.as_part(self.oracle))
         object.__setattr__(self, "optimizer", program.as_transform(self.optimizer))
 
