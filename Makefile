@@ -27,7 +27,7 @@ test-all: install
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist worksteal -m 'not pages'
 
 # What the guarantee rests on, compiled as users compile it: the suite switches optimisations off.
-PRIVACY_TESTS := chacha engine every_hand exact_sums grid ledger one_run oracles position \
+PRIVACY_TESTS := call_contexts chacha engine exact_sums grid ledger one_run oracles places \
   private_training resumed_training resuming strategy transforms users
 test-flags: install
 	XLA_FLAGS= $(BIN)/python -m pytest -n 2 -m 'not slow' $(PRIVACY_TESTS:%=tests/test_%.py)

@@ -275,5 +275,5 @@ def test_what_is_summed_is_kept_as_it_was_measured():
     def plain(params, batch):
         return plain_sum(lambda p, e: jnp.vdot(p["w"], e["x"]), params, batch, microbatch_size=2)
 
-    # The loop that has the gradient in memory: see tests/positions.py for what it is for.
+    # The loop that has the gradient in memory: see tests/removed_row.py for what it is for.
     assert program(private).count("while[") == program(plain).count("while[") + 1

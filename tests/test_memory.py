@@ -19,7 +19,7 @@ from bam.features import extraction
 from bam.training import loop, public_clip, tuning
 from bam.training import step as steps
 from tests.cases import tiny_digits
-from tests.test_every_hand import compilations
+from tests.test_call_contexts import compilations
 
 MIB = 2**20
 

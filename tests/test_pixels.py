@@ -25,7 +25,7 @@ from bam.data.sources import parquet
 from bam.extras import MissingExtraError
 from bam.images import importing, listing, pixels
 from tests.cases import refused, run_command
-from tests.test_untrusted import at_most
+from tests.test_untrusted_files import at_most
 
 GREY = Preprocessing((4, 6), 1)
 COLOUR = Preprocessing((4, 6), 3)

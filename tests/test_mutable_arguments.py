@@ -20,7 +20,7 @@ from bam.privacy import clips, mechanisms, random_allocation, selection
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.training import methods
 from tests.cases import thoroughly
-from tests.test_every_hand import compilations
+from tests.test_call_contexts import compilations
 
 pytestmark = pytest.mark.usefixtures("without_the_tests_type_checks")
 

@@ -246,9 +246,9 @@ def test_the_plan_names_a_clip_of_ones_own_and_its_sensitivity():
     words = loop.build(config, data_of(1280)).describe_plan()
     assert ", clip examples.automatic_clipping:clip of norm 0.5\n" in words
     with config.unlocked():
-        config.clip = ConfigDict({"name": "tests.test_neighbours:longer", "factor": 3.0})
+        config.clip = ConfigDict({"name": "tests.test_neighbouring_datasets:longer", "factor": 3.0})
     words = loop.build(config, data_of(1280)).describe_plan()
-    assert ", clip tests.test_neighbours:longer of norm 0.5, sensitivity 1.5\n" in words
+    assert ", clip tests.test_neighbouring_datasets:longer of norm 0.5, sensitivity 1.5\n" in words
 
 
 def longer(plan, clip_norm, factor):
@@ -259,7 +259,7 @@ def longer(plan, clip_norm, factor):
 def test_the_noise_that_floats_cannot_hold_is_that_of_the_sensitivity():
     config = config_of()
     with config.unlocked():
-        config.clip = ConfigDict({"name": "tests.test_neighbours:longer", "factor": 3.0})
+        config.clip = ConfigDict({"name": "tests.test_neighbouring_datasets:longer", "factor": 3.0})
     built = loop.build(config, data_of(1280))
     assert (built.record["clip_norm"], built.record["sensitivity"]) == (1.0, 3.0)
     config.clip.factor = 1e35  # σC is in range, σS is not

@@ -1,6 +1,6 @@
 """What removing a row does to the others' sums, as users' compilers make them: printed as JSON.
 
-Run without the tests' own XLA_FLAGS: `python -m tests.positions`; with microbatch sizes behind it,
+Run without the tests' own XLA_FLAGS: `python -m tests.removed_row`; with microbatch sizes behind it,
 their sums and the rows of convolutions.
 """
 

@@ -27,7 +27,7 @@ from tests.cases import (
     thoroughly,
     tiny_digits,
 )
-from tests.test_every_hand import compilations
+from tests.test_call_contexts import compilations
 from tests.test_exact_sums import mesh_of
 
 pytestmark = pytest.mark.usefixtures("without_the_tests_type_checks")

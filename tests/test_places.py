@@ -24,10 +24,10 @@ LEVEL = 1e-6
 
 
 def seen_by_users(*arguments):
-    """What `tests.positions` prints without the flags of these tests."""
+    """What `tests.removed_row` prints without the flags of these tests."""
     environ = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
-    command = [sys.executable, "-m", "tests.positions", *arguments]
+    command = [sys.executable, "-m", "tests.removed_row", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
