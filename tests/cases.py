@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import fcntl
+import functools
 import io
 import json
 import multiprocessing
@@ -12,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 import warnings
 from pathlib import Path
 
@@ -27,6 +29,8 @@ from PIL import Image
 import bam
 from bam.cli import main
 from bam.data import datasets
+from bam.sweep import comparison
+from bam.sweep.method_config import method_config
 from bam.training import loading
 from configs import digits
 
@@ -394,3 +398,64 @@ def several_devices(number):
     if jax.device_count() < number and jax.default_backend() != "cpu":
         pytest.skip(f"needs {number} devices, and here is one {jax.devices()[0].device_kind}")
     return jax.devices()[:number]
+
+
+def compilations(fn, *args):
+    """What JAX compiles, or reads compiled from disk, while `fn` runs."""
+    count = 0
+
+    def listen(event, *_, **__):
+        nonlocal count
+        count += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        fn(*args)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    return count
+
+
+@functools.cache
+def mesh_of(num_devices):
+    """A mesh of the first devices, over which rows are split."""
+    devices = several_devices(num_devices)
+    auto = (jax.sharding.AxisType.Auto,)
+    return jax.make_mesh((num_devices,), ("data",), axis_types=auto, devices=devices)
+
+
+def resident(field):
+    """VmRSS or VmHWM of this process, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
+
+
+@contextlib.contextmanager
+def at_most(mib, traced=True):
+    """Fails if Python and NumPy ask for more (`traced`), or if more becomes resident (on Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+    before = resident("VmRSS") if sys.platform == "linux" else 0
+    if traced:
+        tracemalloc.start()
+    try:
+        yield
+        asked = tracemalloc.get_traced_memory()[1] / 2**20
+    finally:
+        tracemalloc.stop()
+    assert asked < mib, f"{asked:.0f} MiB were asked for"
+    if sys.platform == "linux":
+        grown = resident("VmHWM") - before
+        assert grown < mib, f"{grown:.0f} MiB more became resident"
+
+
+def grid(methods="dp_sgd", settings=(), holdout=0, smaller=1, fixed=(), **overrides):
+    """A study of logistic regression on digits, of three steps: every method at every setting."""
+    settings = comparison.settings_of(settings)
+    overrides = {"model.name": "linear", "num_steps": 3, **overrides}
+    return comparison.make_study(
+        lambda method, names: method_config(
+            digits.__file__, method, overrides, {"dataset.holdout", *fixed}, names
+        ),
+        methods.split(","), settings, holdout, smaller,
+    )  # fmt: skip

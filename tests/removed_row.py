@@ -1,7 +1,7 @@
 """What removing a row does to the others' sums, as users' compilers make them: printed as JSON.
 
-Run without the tests' own XLA_FLAGS: `python -m tests.removed_row`; with microbatch sizes behind it,
-their sums and the rows of convolutions.
+Run without the tests' own XLA_FLAGS: `python -m tests.removed_row`. With microbatch sizes behind
+it, their sums and the rows of convolutions.
 """
 
 import functools

@@ -8,7 +8,15 @@ import struct
 import numpy as np
 from tensorboardX.proto import event_pb2
 
+from bam import provenance
 from bam.privacy import checkpoint
+from bam.privacy.plan import make_plan
+from bam.release import records
+from bam.training import rundir
+from configs import digits
+
+SECRET_PATH = "/hospital/ward3/files"
+MEASURED = {"fraction_clipped": 0.71234567, "gradient_norm": 1.6543217, "bias_norm": 0.9182736}
 
 
 def begun(folder):
@@ -84,3 +92,44 @@ def no_file_beyond(num_bytes):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def strict_json(text):
+    """JSON that has no NaN and no infinity."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def write_records(
+    folder, *, private=True, seed=None, finished=True, diagnosed=True, begun=4, **summary
+):
+    """The records of a run of four steps, as `loop.train` leaves them."""
+    config = digits.get_config("bam_sam" if private else "non_private")
+    config.update({"accountant": "rdp", "num_steps": 4, "seed": seed, "delta": 1.4e-5})
+    config.dataset.path, config.diagnostics.every = SECRET_PATH, int(diagnosed)
+    plan = make_plan(
+        num_examples=1437, expected_batch_size=256, num_steps=4, delta=1.4e-5,
+        target_epsilon=2.34567 if private else float("inf"), accountant="rdp",
+    )  # fmt: skip
+    rows = []
+    for step in range(begun + 1):
+        spent = plan.epsilon_after(step) if private else None
+        row = {"step": step, "steps_begun": step, "epsilon": spent, "seconds": 17.1234}
+        row |= {"test_accuracy": 0.4321 + step / 1000} if step else {}
+        if diagnosed:
+            row |= {f"not_private/{name}": value + step for name, value in MEASURED.items()}
+        rows.append(row)
+    recorded = plan.to_json() | {"clip_norm": 1.0, "sensitivity": 1.0}
+    facts = {"dataset": "digits", "seed": seed, "noise_key": "somewhere"}
+    facts |= dict.fromkeys(records.RECORDED, "recorded") | recorded
+    facts |= {"device": "cpu", "versions": provenance.versions(), "steps_begun": begun} | summary
+    folder.mkdir()
+    for name, found in (("config", rundir.as_json(config)), ("plan", recorded)):
+        (folder / f"{name}.json").write_text(json.dumps(found))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if finished:
+        (folder / "summary.json").write_text(json.dumps(facts))
+    return folder

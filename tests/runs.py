@@ -5,15 +5,18 @@ its own where training is what it tests.
 """
 
 import functools
+import json
 import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bam import files
 from bam.audit.audited import with_step
-from bam.privacy import checkpoint
-from bam.training import loop
+from bam.data import datasets
+from bam.privacy import checkpoint, ledger
+from bam.training import loop, summary
 from configs import digits
 from tests.cases import made_once, random_images
 from tests.run_folder import newest
@@ -93,3 +96,47 @@ def copy(tmp_path_factory, name, folder):
 def last_state(workdir, trainer):
     """The state after the last step, as a run's folder keeps it: without its noise key."""
     return checkpoint.restore(newest(workdir), trainer.init(0))
+
+
+def write_run(workdir, experiment, state):
+    """The files of a finished run without a seed, whose last state is given."""
+    plan, facts = experiment.record, {"test_accuracy": 0.5, "seconds": 1.0}
+    facts |= {"step": int(state.step), "steps_begun": int(state.step)}
+    workdir.mkdir()
+    files.write_json(workdir / "config.json", json.loads(experiment.config.to_json_best_effort()))
+    files.write_json(workdir / "plan.json", plan)
+    processes = [ledger.this_process(1, 1)]
+    said = summary.summarize(experiment, None, facts, processes=processes)
+    files.write_json(workdir / "summary.json", said)
+    (workdir / "checkpoints").mkdir()
+    steps = {"step": int(state.step), "steps_begun": int(state.step)}
+    facts = steps | {"record": plan, "digests": {}, "processes": processes, "more": {}}
+    checkpoint.write(workdir / "checkpoints", facts, state)
+
+
+def drawn(dtype="uint8"):
+    """Coloured images of a size that every map of bam's takes."""
+    rng = np.random.default_rng(7)
+    images = rng.integers(0, 256, (24, 28, 32, 3), np.uint8)
+    images = images if dtype == "uint8" else (images / np.float32(255)).astype(dtype)
+    split = datasets.Split(images, np.arange(24, dtype=np.int32) % 3)
+    return datasets.Dataset("drawn", split, split, 3, *np.full((2, 3), 0.5, np.float32))
+
+
+def drawn_floats():
+    """The same images as floats."""
+    return drawn("float32")
+
+
+def run_on(folder, data="drawn", **features):
+    """The folder of a run of one step on these images, with drawn weights."""
+    config = tiny(num_steps=1, **{"dataset.name": f"tests.runs:{data}"})
+    config.dataset.path = ""
+    config.features.update({"cache": str(folder / "kept"), **features} if features else {})
+    experiment = loop.build(config)
+    state = experiment.init(0)._replace(step=jnp.ones((), jnp.int32))
+    moved = jax.tree.map(
+        lambda x: x + jax.random.normal(jax.random.key(x.size), x.shape) / 10, state.averaged
+    )
+    write_run(folder / "run", experiment, state._replace(averaged=moved))
+    return folder / "run"

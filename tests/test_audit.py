@@ -16,9 +16,9 @@ from bam.core.clipping import Bound, BoundedTransformation, clip_by_l2_norm
 from bam.core.noise import with_new_key
 from bam.privacy import tradeoff
 from bam.privacy.run import PrivateRun
-from bam.training import config as base
 from bam.training import loop, trainer
 from bam.training import step as steps
+from tests.audits import canary_config
 from tests.cases import assert_same_bits
 
 # The same few functions, called many thousand times: other tests check the types of these calls.
@@ -29,21 +29,9 @@ SAMPLED = {"num_examples": 40, "expected_batch_size": 10, "num_steps": 1}  # q =
 NUM_STEPS, CUT = 120, 60  # of a whole run
 
 
-def config_of(method="dp_sgd", expected_batch_size=8, num_steps=4, **augment):
-    config = base.get_config(method)
-    config.update(
-        {"num_steps": num_steps, "epsilon": 4.0, "microbatch_size": 1, "accountant": "rdp"}
-    )
-    config.expected_batch_size = expected_batch_size
-    config.model = {"name": "linear", "width": 1}
-    config.optimizer.update({"name": "sgd", "learning_rate": 1e-3})
-    config.augment.update(augment)
-    return config
-
-
 def epsilon_lower(setting, num_trials, method="dp_sgd", **augment):
     num_examples, batch_size, num_steps = setting.values()
-    config = config_of(method, batch_size, num_steps, **augment)
+    config = canary_config(method, batch_size, num_steps, **augment)
     found = canary.scores(config, num_examples, num_trials)
     return canary.lower_bound(
         *found, sampling_prob=batch_size / num_examples, num_steps=num_steps, delta=1e-5
@@ -52,7 +40,7 @@ def epsilon_lower(setting, num_trials, method="dp_sgd", **augment):
 
 def build(num_steps=NUM_STEPS, clip="l2"):
     """A linear model of two leaves, 10 and 360 numbers, on 80 examples."""
-    config = config_of("dp_sgd", 20, num_steps)
+    config = canary_config("dp_sgd", 20, num_steps)
     config.clip.name = clip
     return trainer.build(config, canary.canary_dataset(80, num_classes=10, num_features=36))
 
@@ -106,7 +94,7 @@ def test_noise_and_scores_are_measured_against_the_sensitivity_not_the_clip_norm
     assert built.sensitivity == 2 * built.clip_norm
     found = whole_run.p_values(built, [whole_run.record(built, 1)])
     assert checks.failures(found, 1e-3) == []
-    config = config_of()
+    config = canary_config()
     config.clip.name, config.epsilon = clip, 200.0  # hardly any noise
     present, absent = canary.scores(config, 8, 16)
     assert 0.9 < np.mean(present) - np.mean(absent) < 1.1  # C² in the place of S² makes it 4
@@ -118,7 +106,7 @@ def hiding_its_noise(plan, clip_norm):
 
 
 def test_only_a_private_run_whose_noise_can_be_read_is_recorded():
-    non_private = trainer.build(config_of("non_private"), canary.canary_dataset(8))
+    non_private = trainer.build(canary_config("non_private"), canary.canary_dataset(8))
     with pytest.raises(ValueError, match="only a private run"):
         whole_run.record(non_private, 0)
     with pytest.raises(ValueError, match="finish"):

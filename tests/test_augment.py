@@ -104,7 +104,7 @@ def test_a_step_sees_views_and_mixtures_of_each_example_alone():
     again = examples.example_at(built.parts.inputs, other, state.step)
     np.testing.assert_array_equal(again(key, row(4))["image"], one["image"])
     assert np.abs(again(key, row(5))["image"] - at(key, row(5))["image"]).max() > 0
-    # Views belong to the place, not to the row's number: tests/test_neighbouring_datasets.py needs it.
+    # Views belong to the place, not to the row's number; test_neighbouring_datasets.py needs it.
     same = split._replace(images=split.images.at[8].set(split.images[4]))
     moved = examples.example_at(built.parts.inputs, same, state.step)
     np.testing.assert_array_equal(moved(key, row(8))["image"], one["image"])

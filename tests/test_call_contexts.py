@@ -19,6 +19,7 @@ from bam.core import program, pytree
 from bam.core.engine import plain_sum
 from bam.testing import check_oracle
 from bam.training import diagnostics
+from tests.cases import compilations
 
 CLIP = bam.clip_by_l2_norm(1.0)
 LOSS = lambda w, x: 0.5 * jnp.sum((w - x) ** 2)  # noqa: E731
@@ -37,22 +38,6 @@ CLIPS = {
     "own, constant": own(lambda g: jax.tree.map(lambda x: jnp.full_like(x, 0.01), g)),
     "chain": bam.chain(optax.scale(3.0), CLIP),
 }
-
-
-def compilations(fn, *args):
-    """What JAX compiles, or reads compiled from disk, while `fn` runs."""
-    count = 0
-
-    def listen(event, *_, **__):
-        nonlocal count
-        count += event == "/jax/core/compile/backend_compile_duration"
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        fn(*args)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
-    return count
 
 
 def noised(step):

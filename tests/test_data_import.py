@@ -29,7 +29,7 @@ from bam.training import config as base
 from bam.training import loading
 from configs import digits, folder
 from tests.cases import random_images, run_command, thoroughly
-from tests.test_pixels import dicom
+from tests.image_files import dicom
 
 # Of an image beside two good ones of each class: its folder, name, suffix and what it is.
 ENTRIES = st.tuples(

@@ -14,6 +14,7 @@ import bam
 from bam.core import clipping, grid, pytree
 from bam.core.clipping import BoundedTransformation
 from tests import cases
+from tests.cases import mesh_of
 
 CLIP = bam.clip_by_l2_norm(1.0)
 NOISE = bam.GaussianNoise(bam.seeded_key(3), 1.0)
@@ -72,13 +73,6 @@ def test_the_norm_of_each_platform_is_that_of_64_bits(platform, shape, monkeypat
     # Control: adding one number after another is off by more.
     ones = np.full(2**17, np.float32(0.1))
     assert abs(np.cumsum(ones)[-1] / np.sum(ones, dtype=np.float64) - 1) > 152 * 2**-24
-
-
-@functools.cache
-def mesh_of(num_devices):
-    devices = cases.several_devices(num_devices)
-    auto = (jax.sharding.AxisType.Auto,)
-    return jax.make_mesh((num_devices,), ("data",), axis_types=auto, devices=devices)
 
 
 @pytest.mark.parametrize("num_devices", [None, 8])

@@ -23,16 +23,14 @@ from flax import traverse_util
 
 import bam
 from bam import files, models, named, provenance
-from bam.data import datasets
 from bam.data.preprocessing import Preprocessing
-from bam.features import extraction
 from bam.models import finetune
-from bam.privacy import checkpoint, ledger, statement
+from bam.privacy import ledger, statement
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.release import export, predict, report
 from bam.release import records as records_of
 from bam.training import config as base
-from bam.training import keys, loop, parts, rundir, summary
+from bam.training import keys, loop, parts, rundir
 from tests import run_folder, runs
 from tests.cases import (
     assert_same_bits,
@@ -44,7 +42,17 @@ from tests.cases import (
     tiny_digits,
     without_mu,
 )
-from tests.runs import OWN_NAME, OWN_PATH, SEED, own_data, tiny
+from tests.runs import (
+    OWN_NAME,
+    OWN_PATH,
+    SEED,
+    drawn,
+    drawn_floats,
+    own_data,
+    run_on,
+    tiny,
+    write_run,
+)
 
 # Keys of the config that no release repeats: secrets, places, how it was computed and not what.
 STAY_BEHIND = {
@@ -188,57 +196,6 @@ def test_a_convolutional_network_in_bfloat16_predicts_the_same_to_the_bit(tmp_pa
     expected = experiment.evaluate(state.averaged, *test)[:2]
     assert_same_bits(evaluate(loaded.params, *test), expected)
     assert json.loads((tmp_path / "out/model.json").read_text())["model"] == config.model.to_dict()
-
-
-def write_run(workdir, experiment, state):
-    """The files of a finished run without a seed, whose last state is given."""
-    plan, facts = experiment.record, {"test_accuracy": 0.5, "seconds": 1.0}
-    facts |= {"step": int(state.step), "steps_begun": int(state.step)}
-    workdir.mkdir()
-    files.write_json(workdir / "config.json", json.loads(experiment.config.to_json_best_effort()))
-    files.write_json(workdir / "plan.json", plan)
-    processes = [ledger.this_process(1, 1)]
-    said = summary.summarize(experiment, None, facts, processes=processes)
-    files.write_json(workdir / "summary.json", said)
-    (workdir / "checkpoints").mkdir()
-    steps = {"step": int(state.step), "steps_begun": int(state.step)}
-    facts = steps | {"record": plan, "digests": {}, "processes": processes, "more": {}}
-    checkpoint.write(workdir / "checkpoints", facts, state)
-
-
-def drawn(dtype="uint8"):
-    """Coloured images of a size that every map of bam's takes."""
-    rng = np.random.default_rng(7)
-    images = rng.integers(0, 256, (24, 28, 32, 3), np.uint8)
-    images = images if dtype == "uint8" else (images / np.float32(255)).astype(dtype)
-    split = datasets.Split(images, np.arange(24, dtype=np.int32) % 3)
-    return datasets.Dataset("drawn", split, split, 3, *np.full((2, 3), 0.5, np.float32))
-
-
-def drawn_floats():
-    """The same images as floats."""
-    return drawn("float32")
-
-
-def run_on(folder, data="drawn", **features):
-    """The folder of a run of one step on these images, with drawn weights."""
-    config = tiny(num_steps=1, **{"dataset.name": f"tests.test_export:{data}"})
-    config.dataset.path = ""
-    config.features.update({"cache": str(folder / "kept"), **features} if features else {})
-    experiment = loop.build(config)
-    state = experiment.init(0)._replace(step=jnp.ones((), jnp.int32))
-    moved = jax.tree.map(
-        lambda x: x + jax.random.normal(jax.random.key(x.size), x.shape) / 10, state.averaged
-    )
-    write_run(folder / "run", experiment, state._replace(averaged=moved))
-    return folder / "run"
-
-
-@pytest.fixture
-def blank(monkeypatch):
-    """Features are zeros, because weights that are drawn need no training."""
-    computed = lambda data, feature_map, *unused: extraction.blank(data, feature_map)  # noqa: E731
-    monkeypatch.setattr(extraction, "extract", computed)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Losses by hand, labels of every kind, and the figures that judge them."""
 
-import json
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -14,13 +12,15 @@ from sklearn import metrics as sklearn_metrics
 import bam
 from bam import models
 from bam.cli.main import main
-from bam.data import datasets, users
+from bam.data import users
 from bam.models import losses
 from bam.release import export, records, report
 from bam.training import loop, rundir, trainer
 from configs import digits
 from tests import runs
 from tests.cases import refused, run_command
+from tests.labels import NUMBERS, PIXELS, SEVERAL, config_of, data_of
+from tests.run_folder import strict_json
 
 OUTPUT = np.array([0.5, -1.0, 2.0], np.float32)
 
@@ -51,26 +51,6 @@ def softmax(x):
 def test_losses_are_what_one_computes_by_hand(loss, output, label, expected):
     found = loss.of_output(jnp.asarray(output), jnp.asarray(label))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def data_of(labels, num_classes, shape=(4, 4, 1)):
-    images = np.random.default_rng(0).random((len(labels), *shape), np.float32)
-    split = datasets.Split(images, np.asarray(labels))
-    zeros, ones = np.zeros(1, np.float32), np.ones(1, np.float32)
-    return datasets.Dataset("own", split, split, num_classes, zeros, ones)
-
-
-def config_of(loss, **changes):
-    config = digits.get_config("dp_sgd")
-    config.update({"accountant": "rdp", "num_steps": 3, "expected_batch_size": 10, "delta": 1e-3})
-    config.loss.name, config.model.name, config.microbatch_size = loss, "linear", 5
-    config.update_from_flattened_dict(changes)
-    return config
-
-
-SEVERAL = np.random.default_rng(1).integers(0, 2, (40, 3)).astype(np.int32)
-PIXELS = np.random.default_rng(1).integers(0, 2, (40, 4, 4)).astype(np.int32)
-NUMBERS = np.linspace(-1, 1, 40, dtype=np.float32)
 
 
 def segmenter(num_classes):
@@ -244,15 +224,6 @@ def diverging(config, data, number):
     return runs.diverging(trainer.build(config, data), number)
 
 
-def strict(text):
-    """JSON that has no NaN and no infinity."""
-
-    def refuse(name):
-        raise AssertionError(f"{name} is no JSON")
-
-    return json.loads(text, parse_constant=refuse)
-
-
 def diverged(folder, loss, labels, num_classes, number, **changes):
     """A run in a folder whose weights are `number`, as built, and the rows that it showed."""
     config = config_of(loss, **{"eval.every": 1, "checkpoint.every": 1, **changes})
@@ -275,8 +246,8 @@ def test_a_run_whose_loss_is_not_finite_ends_with_a_summary(
     loss, labels, num_classes, number, tmp_path
 ):
     built, _ = diverged(tmp_path, loss, labels, num_classes, number)
-    summary = strict((tmp_path / "summary.json").read_text())
-    rows = [strict(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    summary = strict_json((tmp_path / "summary.json").read_text())
+    rows = [strict_json(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert summary["test_loss"] is None and rows[-1]["test_loss"] is None and len(rows) == 3
     assert summary["test_accuracy"] == (None if loss == "squared_error" else 0.0)  # the worst
     own = {key: x for key, x in summary.items() if key.startswith("test_")}
@@ -290,7 +261,7 @@ def test_a_run_whose_loss_is_not_finite_is_finished_and_released_and_its_page_sa
     data = "cross_entropy", SEVERAL[:, 0], 2, np.nan
     built, shown = diverged(run, *data, **{"diagnostics.every": 1})
     assert rundir.divergence(shown[0]) == ""
-    assert rundir.divergence(strict((run / "summary.json").read_text())) != ""
+    assert rundir.divergence(strict_json((run / "summary.json").read_text())) != ""
     with pytest.raises(FileExistsError, match="already holds a finished run"):
         loop.train(built, None, run)
     export.export(run, tmp_path / "out")
@@ -320,7 +291,7 @@ def test_an_infinite_setting_is_written_as_the_word_that_sets_it_again(tmp_path)
     config.update({"epsilon": np.inf, "num_steps": 1})
     config.model.name = "linear"
     loop.train(trainer.build(config), 0, tmp_path)
-    recorded = strict((tmp_path / "config.json").read_text())["epsilon"]
+    recorded = strict_json((tmp_path / "config.json").read_text())["epsilon"]
     assert float(recorded) == np.inf
     config.seed = 0
     with pytest.raises(FileExistsError, match="already holds a finished run"):

@@ -18,8 +18,7 @@ from bam.errors import InputError
 from bam.features import extraction
 from bam.training import loop, public_clip, tuning
 from bam.training import step as steps
-from tests.cases import tiny_digits
-from tests.test_call_contexts import compilations
+from tests.cases import compilations, tiny_digits
 
 MIB = 2**20
 

@@ -22,37 +22,15 @@ from bam.privacy import statement
 from bam.training import loading, loop
 from configs import digits
 from tests.cases import refused
+from tests.image_files import TWO, tree
 
 OPTIONS = importing.Options(Preprocessing((8, 8), 1), ("A", "B"), 0.3, strict=False)
-
-
-def tree(top, spec):
-    """Writes paths, "A/1.png…" an image of its own, "x>y" a link to y, and "x=y" a copy of y."""
-    for number, word in enumerate(spec.split()):
-        place, link, target = re.fullmatch(r"([^>=]+)([>=]?)(.*)", word).groups()
-        path = Path(os.fsdecode(os.fsencode(top) + b"/" + place.encode("latin-1")))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if link == ">":
-            path.symlink_to(target)
-        elif link:
-            path.write_bytes((top / target).read_bytes())
-        elif place.endswith("/"):
-            path.mkdir(exist_ok=True)
-        elif path.suffix.lower() in listing.SUFFIXES and ".nii" not in place:
-            grey = np.random.default_rng(number).integers(0, 255, (12, 12), np.uint8)
-            Image.fromarray(grey).save(path)
-        else:
-            path.write_bytes(b"x")
-    return top
 
 
 def counts(examples, what=("split", "label", "user")):
     """For example "train:A 2, test:A 1", of what there is."""
     keys = [":".join(filter(None, (getattr(x, y) for y in what))) for x in examples]
     return ", ".join(f"{key} {num}" for key, num in sorted(collections.Counter(keys).items()))
-
-
-TWO = "A/1.png A/2.png B/1.png B/2.png "
 
 
 def split(name):

@@ -15,9 +15,9 @@ from bam.release import records, report
 from bam.sweep import comparison, runs, studies
 from bam.training import loop, summary, trainer
 from tests import runs as finished_runs
-from tests.test_losses import NUMBERS, PIXELS, SEVERAL, config_of, data_of, strict
-from tests.test_report import write
-from tests.test_sweep import grid
+from tests.cases import grid
+from tests.labels import NUMBERS, PIXELS, SEVERAL, config_of, data_of
+from tests.run_folder import strict_json, write_records
 
 NAN = float("nan")
 
@@ -229,7 +229,7 @@ def test_names_of_classes_are_those_of_the_data_set_if_they_tell_them_apart(name
 
 def test_outputs_that_are_no_numbers_have_no_figures(tmp_path, tmp_path_factory):
     run = finished_runs.copy(tmp_path_factory, "diverged", tmp_path / "run")
-    found = strict((run / "summary.json").read_text())
+    found = strict_json((run / "summary.json").read_text())
     assert found["figures"] is None and "confusion" not in found
 
 
@@ -243,7 +243,7 @@ def no_charts(monkeypatch):
 
 
 def shown(folder, public=False, **facts):
-    run = records.read(write(folder, **facts))
+    run = records.read(write_records(folder, **facts))
     return report.page(run, public=public, made_by="bam")
 
 

@@ -19,8 +19,7 @@ from bam.core import clipping, noise, privatize
 from bam.privacy import clips, mechanisms, random_allocation, selection
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.training import methods
-from tests.cases import thoroughly
-from tests.test_call_contexts import compilations
+from tests.cases import compilations, thoroughly
 
 pytestmark = pytest.mark.usefixtures("without_the_tests_type_checks")
 

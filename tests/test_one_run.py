@@ -14,27 +14,14 @@ from bam.audit import one_run, whole_run
 from bam.audit.audited import with_step
 from bam.core import sampling
 from bam.privacy import tradeoff
-from bam.training import config as base
 from bam.training import parts
 from tests import cases
-
-REAL, NUM_CANARIES = 100, 300
-
-
-def config_of(epsilon=1.0, method="dp_sgd"):
-    """Logistic regression on 100 digits, all of them in every step: μ-GDP, without tables."""
-    config = base.get_config(method)
-    config.update({"epsilon": epsilon, "num_steps": 3, "microbatch_size": 50, "accountant": "rdp"})
-    config.expected_batch_size = REAL + NUM_CANARIES
-    config.dataset.holdout = 1437 - REAL
-    config.model = {"name": "linear", "width": 1}
-    config.optimizer.update({"name": "sgd", "learning_rate": 1e-3})
-    return config
+from tests.audits import NUM_CANARIES, REAL, one_run_config
 
 
 @functools.cache
 def built(epsilon=1.0):
-    return one_run.build(config_of(epsilon), NUM_CANARIES)
+    return one_run.build(one_run_config(epsilon), NUM_CANARIES)
 
 
 # The run.
@@ -84,7 +71,7 @@ def test_a_canary_takes_part_if_and_only_if_its_coin_says_so():
 
 @pytest.mark.parametrize("method", ["dp_sat", "bam_sam"])
 def test_every_other_example_has_the_gradient_of_the_users_method(method):
-    own = parts.make_oracle(config_of(method=method).method, loss)
+    own = parts.make_oracle(one_run_config(method=method).method, loss)
     oracle, params = one_run.with_canaries(own, REAL, 3), cases.mlp_params()
     example = {"image": jnp.ones(3), "label": jnp.asarray(1)}
     for row, is_canary in ((0, False), (REAL - 1, False), (REAL, True), (sampling.PADDING, False)):
@@ -122,10 +109,10 @@ def test_scores_do_not_tie_however_unlikely_a_canary_was_in_any_batch(sampling_p
 
 def test_what_cannot_be_audited_is_refused():
     with pytest.raises(ValueError, match="number of parameters, 650"):
-        one_run.build(config_of(), 700)
+        one_run.build(one_run_config(), 700)
     with pytest.raises(ValueError, match="no ε to audit"):
-        one_run.build(config_of(method="non_private"), 20)
-    correlated = config_of()
+        one_run.build(one_run_config(method="non_private"), 20)
+    correlated = one_run_config()
     correlated.update({"expected_batch_size": 50, "mechanism": {"name": "banded", "bands": 2}})
     with pytest.raises(ValueError, match="needs independent noise, not mechanism banded"):
         one_run.build(correlated, 20)

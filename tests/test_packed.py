@@ -18,7 +18,7 @@ import pytest
 from bam.data.common import DataError
 from bam.images import packed
 from tests.cases import refused, run_command, start
-from tests.test_messy_folders import TWO, tree
+from tests.image_files import TWO, tree
 
 
 def pack(path, top, prefix=""):

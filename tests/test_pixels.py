@@ -24,8 +24,8 @@ from bam.data.preprocessing import Preprocessing
 from bam.data.sources import parquet
 from bam.extras import MissingExtraError
 from bam.images import importing, listing, pixels
-from tests.cases import refused, run_command
-from tests.test_untrusted_files import at_most
+from tests.cases import at_most, refused, run_command
+from tests.image_files import dicom
 
 GREY = Preprocessing((4, 6), 1)
 COLOUR = Preprocessing((4, 6), 3)
@@ -157,28 +157,6 @@ def array(numbers):
 
 def full(value, kind=np.uint16, shape=(4, 6)):
     return np.full(shape, value, kind)
-
-
-def dicom(numbers, photometric="MONOCHROME2", syntax=uid.ExplicitVRLittleEndian, **tags):
-    """A DICOM file of the numbers, with names that must not be kept."""
-    data = pydicom.Dataset()
-    data.file_meta = pydicom.dataset.FileMetaDataset()
-    data.file_meta.TransferSyntaxUID = syntax
-    data.SOPClassUID = data.SOPInstanceUID = uid.ComputedRadiographyImageStorage
-    data.PatientName, data.PatientID = "Doe^Jane", " p7 "
-    data.Rows, data.Columns = numbers.shape[:2]
-    data.SamplesPerPixel = 3 if numbers.ndim == 3 else 1
-    data.PlanarConfiguration = 0
-    data.PhotometricInterpretation = photometric
-    data.BitsAllocated = data.BitsStored = 8 * numbers.itemsize
-    data.PixelRepresentation = int(numbers.dtype.kind == "i")
-    data.PixelData = numbers.tobytes()
-    for name, value in tags.items():
-        setattr(data, name, value)
-    data.HighBit = data.BitsStored - 1
-    file = io.BytesIO()
-    data.save_as(file, enforce_file_format=True)
-    return file.getvalue()
 
 
 def lut(first, *entries):

@@ -19,7 +19,7 @@ from bam.privacy import random_allocation as accountant
 from bam.privacy.random_allocation import epsilon_of_random_allocation
 from bam.privacy.run import PrivateRun
 from bam.training import trainer
-from tests import test_audit, test_one_run
+from tests.audits import NUM_CANARIES, canary_config, one_run_config
 from tests.cases import mostly
 
 RUN = {"noise_multiplier": 2.0, "num_steps": 120, "delta": 1e-5}  # ten epochs of twelve batches
@@ -174,7 +174,7 @@ def test_an_example_in_two_batches_of_an_epoch_is_caught():
 
 
 def build(num_steps=60):
-    config = test_audit.config_of("dp_sgd", 20, num_steps)
+    config = canary_config("dp_sgd", 20, num_steps)
     config.update({"accountant": "pld", "spare_steps": 3})
     config.mechanism.name = "random_allocation"
     return trainer.build(config, canary.canary_dataset(80))
@@ -198,17 +198,17 @@ def test_whole_runs_that_stop_in_an_epoch_begin_a_new_one(monkeypatch):
 
 
 def test_one_run_is_audited_and_noise_that_is_too_small_is_caught():
-    config = test_one_run.config_of(1.0)
+    config = one_run_config(1.0)
     config.update({"num_steps": 6, "accountant": "pld"})
     config.expected_batch_size //= 3
     config.mechanism.name = "random_allocation"
-    built = one_run.build(config, test_one_run.NUM_CANARIES)
-    bounds = one_run.bounds(one_run.run(built, test_one_run.NUM_CANARIES, seed=0), built.plan)
+    built = one_run.build(config, NUM_CANARIES)
+    bounds = one_run.bounds(one_run.run(built, NUM_CANARIES, seed=0), built.plan)
     assert bounds.epsilon_lower == bounds.epsilon_lower_any <= built.plan.epsilon
     config.epsilon = 50.0
-    planted = one_run.build(config, test_one_run.NUM_CANARIES)
+    planted = one_run.build(config, NUM_CANARIES)
     planted = with_step(built, planted.step)
-    found = one_run.run(planted, test_one_run.NUM_CANARIES, seed=0)
+    found = one_run.run(planted, NUM_CANARIES, seed=0)
     assert one_run.bounds(found, built.plan).epsilon_lower > 1.5
 
 

@@ -21,14 +21,14 @@ from bam.privacy.mechanisms import MECHANISMS
 from bam.training import methods, parts, trainer
 from tests.cases import (
     assert_same_bits,
+    compilations,
+    mesh_of,
     norm64,
     random_images,
     refused,
     thoroughly,
     tiny_digits,
 )
-from tests.test_call_contexts import compilations
-from tests.test_exact_sums import mesh_of
 
 pytestmark = pytest.mark.usefixtures("without_the_tests_type_checks")
 

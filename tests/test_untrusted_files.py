@@ -11,7 +11,6 @@ import struct
 import sys
 import threading
 import time
-import tracemalloc
 import zipfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -37,39 +36,13 @@ from bam.text import csv_text
 from bam.training import loading, public_clip
 from configs import digits
 from tests import prepared_folder
-from tests.cases import refused, write_parquet
+from tests.cases import at_most, refused, write_parquet
 from tests.run_folder import rewrite_header
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (12, 32, 32, 3), np.uint8)
 LABELS = (np.arange(12) % 5).astype(np.int32)
 TRAIN, TEST = Split(IMAGES[:10], LABELS[:10]), Split(IMAGES[10:], LABELS[10:])
-MIB = 2**20
-
-
-def resident(field):
-    """VmRSS or VmHWM of this process, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1]) / 1024
-
-
-@contextlib.contextmanager
-def at_most(mib, traced=True):
-    """Fails if Python and NumPy ask for more (`traced`), or if more becomes resident (on Linux)."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-    before = resident("VmRSS") if sys.platform == "linux" else 0
-    if traced:
-        tracemalloc.start()
-    try:
-        yield
-        asked = tracemalloc.get_traced_memory()[1] / MIB
-    finally:
-        tracemalloc.stop()
-    assert asked < mib, f"{asked:.0f} MiB were asked for"
-    if sys.platform == "linux":
-        grown = resident("VmHWM") - before
-        assert grown < mib, f"{grown:.0f} MiB more became resident"
 
 
 def fails(match, *arguments, **options):

@@ -17,7 +17,7 @@ from bam.data import datasets
 from bam.release import export
 from bam.training import loop, parts
 from tests.peers import pretrained as peer
-from tests.test_export import blank, drawn, run_on, tiny, write_run  # noqa: F401 (a fixture)
+from tests.runs import drawn, run_on, tiny, write_run
 
 torch = pytest.importorskip("torch")
 
