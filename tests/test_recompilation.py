@@ -1,4 +1,4 @@
-"""Numbers are arguments of what is compiled: of any value one program, which keeps the bound."""
+"""Changing σ, C or a radius compiles nothing again, and the bound follows the number."""
 
 import dataclasses
 import functools

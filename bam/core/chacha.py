@@ -42,7 +42,10 @@ class Stream(enum.IntEnum):
 
 
 def nonce(stream: Stream, step: StepLike, attempt: int = 0) -> tuple[StepLike, int, int]:
-    """The nonce of a stream in a step (an integer below 2^32); each `attempt` has other words."""
+    """Returns the nonce of a stream in a step, which is an integer below 2^32.
+
+    Each `attempt` has other words.
+    """
     check_step(step)
     return step, int(stream), attempt
 
@@ -62,10 +65,10 @@ def check_step(step: Any) -> None:
 
 
 def blocks(key: Array | np.ndarray, numbers: Words, nonce: Sequence[int | Array]) -> Words:
-    """ChaCha20's blocks with these numbers, `[n]` uint32; row i of `[16, n]` has word i of each.
+    """Returns ChaCha20's blocks with these numbers (`[n]` uint32), `[16, n]`.
 
-    The key has 8 words, little-endian, and the nonce 3 (RFC 8439, section 2.3). NumPy numbers give
-    NumPy words. InputError for an invalid key.
+    Row i has word i of each block. The key has 8 words, little-endian, and the nonce 3 (RFC 8439,
+    section 2.3). NumPy numbers give NumPy words. InputError for an invalid key.
     """
     check_key(key)
     xp: Any = np if isinstance(numbers, np.ndarray) else jnp
@@ -94,7 +97,7 @@ def _twenty_rounds(rows: PyTree) -> PyTree:
 
 
 def _round(i: Array | int, rows: PyTree) -> PyTree:
-    """Quarter rounds of the four columns of the rows `[4, n]`; then moves diagonals to columns.
+    """Returns the rows `[4, n]` after a quarter round of each column, with diagonals as columns.
 
     Odd rounds move them back. So even rounds treat columns, and odd rounds diagonals.
     """

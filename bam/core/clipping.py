@@ -293,11 +293,11 @@ class ClipPerLayer(_Proved):
 
 
 def chain(*transforms: Transform) -> "Bounded":
-    """Applies per-example transforms in order; the last one must be bounded, else InputError.
+    """Applies per-example transforms in order, of which the last must be bounded.
 
-    This is `optax.chain` with a bound: the chain has the sensitivity of its last member. Anything
-    may come before that member. Nothing may come after it, because even scaling by 2 would break
-    the declared bound.
+    InputError if it is not. This is `optax.chain` with a bound: the chain has the sensitivity of
+    its last member. Anything may come before that member. Nothing may come after it, because even
+    scaling by 2 would break the declared bound.
 
     Examples:
       >>> import optax
@@ -389,9 +389,10 @@ def as_declared(clip: Transform) -> Bounded:
 
 
 def sensitivity_of(clip: Transform) -> Number:
-    """A transform's declared L2 sensitivity, at least 0; InputError if it has none, or infinity.
+    """Returns a transform's declared L2 sensitivity, which is at least 0.
 
-    A traced sensitivity may turn out NaN or infinite: then the noised sum is NaN.
+    InputError if it has none, or infinity. A traced sensitivity may turn out NaN or infinite: then
+    the noised sum is NaN.
     """
     sensitivity = _sensitivity(as_declared(clip))
     if scalars.is_known(sensitivity) and not math.isfinite(sensitivity):
@@ -438,7 +439,10 @@ class Bound(NamedTuple):
 
 
 def bound_of(clip: Transform, clip_state: PyTree) -> Bound:
-    """The bound of a clip in this state; InputError if it declares no `sensitivity`."""
+    """Returns the bound of a clip in this state.
+
+    InputError if the clip declares no `sensitivity`.
+    """
     clip = as_declared(clip)
     sensitivity, update = _sensitivity(clip), clip.update
 
@@ -484,7 +488,10 @@ def _nan_unless(in_range: Any, value: Number) -> Number:
 
 
 def _checked(name: str, value: Any) -> Number:
-    """Reads a bound; InputError if it is out of range."""
+    """Reads a bound.
+
+    InputError if it is out of range.
+    """
     bound = scalars.argument(name, value)
     if scalars.is_known(bound) and not _is_bound(bound):
         raise InputError(f"{name} must be 0 or at least {SMALLEST_CLIP_NORM}, got {value}")
@@ -492,9 +499,10 @@ def _checked(name: str, value: Any) -> Number:
 
 
 def _clip(grads: Grads, norm: Array, bound: Number, keep: Array) -> Grads:
-    """Scales `grads` with the given norm to norm at most `bound`; zeros where `keep` is False.
+    """Scales `grads` with the given norm to norm at most `bound`.
 
-    A bound of 0 gives zeros, even if squares underflow and the computed norm is 0.
+    The result is zeros where `keep` is False. A bound of 0 gives zeros, even if squares underflow
+    and the computed norm is 0.
     """
     is_longer = norm > bound
     ratio = jnp.where(is_longer, bound, 1.0), jnp.where(is_longer, norm, 1.0)

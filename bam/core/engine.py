@@ -279,10 +279,11 @@ def per_example_sum(
 def _as_floats(
     total: grid.Total, noise: GaussianNoise, like: PyTree, is_valid: bool | Bool[Array, ""]
 ) -> PyTree:
-    """A noised sum as floats, with the shapes and dtypes of `like`; NaN unless `is_valid`.
+    """Returns a noised sum as floats with the shapes and dtypes of `like`.
 
-    `cond` writes its result to memory. So no later operation is fused into this rounding and
-    changes its bits, and an optimizer is compiled once for all leaves of a shape.
+    It is NaN unless `is_valid`. `cond` writes its result to memory. So no later operation is fused
+    into this rounding and changes its bits, and an optimizer is compiled once for all leaves of a
+    shape.
     """
 
     def to_floats(total: grid.Total) -> PyTree:
@@ -297,7 +298,7 @@ def _as_floats(
 
 
 class _SumSpec(NamedTuple):
-    """The settings of a sum; none of them depends on a row.
+    """The settings of a sum, none of which depends on a row.
 
     Attributes:
       value_fn: see `per_example_sum`.
@@ -323,7 +324,7 @@ def _sum_on_devices(
     noise: GaussianNoise | None,
     mesh: jax.sharding.Mesh | None,
 ) -> tuple[PyTree, Array]:
-    """Shares the rows out to devices; each adds its share of the noise to the sum of its rows."""
+    """Shares out the rows to devices, each of which adds its share of the noise to its sum."""
     num_devices = mesh.size if mesh else 1
 
     def sum_on_device(
@@ -372,10 +373,11 @@ def _sum_microbatches(
     mask: Bool[Array, " rows"],
     noise: GaussianNoise | None,
 ) -> tuple[PyTree, Array]:
-    """Sums microbatches up to the last real row; returns one number for each row, padding included.
+    """Sums microbatches up to the last real row, and returns each row's norm.
 
-    With noise the sum is a `Total` of integers, `[entries]`. Its low part is carried over to its
-    high part after at most `most_rows` rows, before it could overflow.
+    Padding has a norm, too, which is 0. With noise the sum is a `Total` of integers, `[entries]`.
+    Its low part is carried over to its high part after at most `most_rows` rows, before it could
+    overflow.
     """
     num_rows, size = mask.shape[0], spec.size
     batch, mask = pad_rows((batch, mask), -num_rows % size if num_rows else size)
@@ -424,7 +426,7 @@ def _add_microbatch(
     total: PyTree,
     noise: GaussianNoise | None,
 ) -> tuple[PyTree, Array]:
-    """Adds a microbatch's summands to the total; returns the total and the summands' numbers.
+    """Returns the total with a microbatch's summands added to it, and their norms.
 
     Gradients are put in memory before they are bounded. If the bound is not proved, the bounded
     ones are put in memory, too, before they are measured and added.
@@ -467,7 +469,7 @@ def _add_microbatch(
 def _summand(
     bound: Bound | None, spacing: Any, params: Params, value: PyTree
 ) -> tuple[PyTree, Float[Array, ""]]:
-    """One example's contribution, float32 or wider or in multiples of a spacing; its number."""
+    """Returns one example's bounded gradient (floats, or multiples of a spacing) and its norm."""
     terms, number = value if bound is None else bound.bounded_grad(params, value)
     terms = jax.tree.map(pytree.at_least_float32, terms)
     if spacing is not None and bound is not None:
@@ -483,9 +485,9 @@ def _summand(
 def _measured(
     bound: Bound, spacing: Any, _: Params, terms: PyTree, norm: Float[Array, ""]
 ) -> tuple[PyTree, Float[Array, ""]]:
-    """The summand if it keeps the bound, otherwise zeros; and the gradient's norm before clipping.
+    """Returns the summand, and the gradient's norm before clipping.
 
-    The norm is not finite if the example is dropped.
+    A summand that breaks the bound becomes zeros. The norm is not finite if the example is dropped.
     """
     # In multiples of the spacing, so that the measured integers are the added ones.
     within = is_within(terms, bound.sensitivity / (1 if spacing is None else spacing))

@@ -243,7 +243,7 @@ class AliasTable(NamedTuple):
 
 @functools.cache
 def alias_tables() -> tuple[AliasTable, AliasTable]:
-    """The tables of a and of b; making them takes 0.3 s, once per process."""
+    """Returns the tables of a and of b, which take 0.3 s, once per process."""
     return alias_table(weights(COARSE_STD)), alias_table(weights(FINE_STD))
 
 

@@ -131,9 +131,10 @@ def add_share(noise: GaussianNoise, total: Total, device: Array | int, num_devic
 def correlated(
     fresh: Int32[Array, " n"], past: Int32[Array, "past n"], strategy: Sequence[float]
 ) -> Int32[Array, " n"]:
-    r"""$n_t = z_t - \lfloor \sum_{j \ge 1} c_j n_{t-j} \rfloor$, exactly; see `bam.core.strategy`.
+    r"""Returns $n_t = z_t - \lfloor \sum_{j \ge 1} c_j n_{t-j} \rfloor$, exactly.
 
-    `fresh` is z_t; `past` is the earlier noise, newest first. The strategy must pass its `check`.
+    See `bam.core.strategy`. `fresh` is z_t. `past` is the earlier noise, newest first. The strategy
+    must pass its `check`.
     """
     # 8 bits times 32 bits overflow, so the past is split into its lowest 12 bits and the rest.
     weights = [round(c * strategies.UNITS) for c in strategy[1:]]

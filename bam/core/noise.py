@@ -79,7 +79,7 @@ def init_noise(
 
 
 def keyless(strategy: Sequence[float] = INDEPENDENT) -> NoiseState:
-    """The structure of a state; without a key no noise can be drawn from it."""
+    """Returns the structure of a state, without a key from which noise could be drawn."""
     nothing = jnp.zeros(0, jnp.uint32)
     if len(strategy) == 1:
         return GaussianNoiseState(nothing, nothing)
@@ -221,7 +221,7 @@ def gaussian_noise(
 
 
 def check_noise(noise_multiplier: Number, sensitivity: Number) -> None:
-    """Raises InputError for a σ or S that is out of range; traced ones are not checked."""
+    """Raises InputError for a σ or S that is known and out of range."""
     sigma, is_known = noise_multiplier, scalars.is_known
     if is_known(sigma) and not (math.isfinite(sigma) and sigma >= 0):
         raise InputError(f"noise_multiplier must be finite and at least 0, got {sigma}")

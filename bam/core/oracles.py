@@ -413,7 +413,7 @@ def _choose(params: Params, mask: _Mask) -> tuple[list[Array], Callable[[list[Ar
 
 
 def _first_views(example: PyTree, num_views: int) -> PyTree:
-    """The example with its first `num_views` views; all of it for 0."""
+    """Returns the example with its first `num_views` views, or with all for 0."""
     if num_views == 0:
         return example
     if not isinstance(example, dict) or "image" not in example:
@@ -428,7 +428,10 @@ def _first_views(example: PyTree, num_views: int) -> PyTree:
 
 
 def _non_negative(name: str, value: Any) -> Number:
-    """Reads a number; unless it is finite and at least 0, an InputError, or NaN if it is traced."""
+    """Reads a number that is finite and at least 0.
+
+    Any other is an InputError, or NaN if it is traced.
+    """
     read = scalars.argument(name, value)
     if not scalars.is_known(read):
         return jnp.where((read >= 0) & (read < math.inf), read, jnp.nan)
@@ -438,7 +441,7 @@ def _non_negative(name: str, value: Any) -> Number:
 
 
 def _is_exactly(number: int, value: Number | None) -> bool:
-    """Whether a value equals a number and so removes a branch; False if it is traced."""
+    """Returns whether a known value equals a number and so removes a branch."""
     return scalars.is_known(value) and bool(value == number)
 
 

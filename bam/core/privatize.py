@@ -243,9 +243,10 @@ class NoisedMean:
     strategy: Sequence[float] = dataclasses.field(default=INDEPENDENT, metadata=STATIC)
 
     def __post_init__(self) -> None:
-        """Copies the numbers; InputError for anything else, or an l that is not positive.
+        """Copies the numbers.
 
-        `privatize` checks the range of σ and the strategy.
+        InputError for anything else, or an l that is not positive. `privatize` checks the range of
+        σ and the strategy.
         """
         for name in ("noise_multiplier", "expected_batch_size"):
             object.__setattr__(self, name, scalars.argument(name, getattr(self, name)))
@@ -255,7 +256,7 @@ class NoisedMean:
             raise InputError(f"expected_batch_size must be positive, got {size}")
 
     def of(self, total: PyTree) -> PyTree:
-        """The mean of a sum; NaN if l is traced and not positive."""
+        """Returns the mean of a sum, or NaN if l is traced and not positive."""
         size = self.expected_batch_size
         if not scalars.is_known(size):
             size = jnp.where((size > 0) & (size < math.inf), size, jnp.nan)

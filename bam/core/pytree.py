@@ -128,10 +128,11 @@ def check_real(tree: PyTree) -> None:
 
 
 def round_towards_zero(x: Float[Array, "*shape"], dtype: Any) -> Float[Array, "*shape"]:
-    """Rounds to a float dtype narrower than float32, never to a larger magnitude; NaN stays NaN.
+    """Rounds to a float dtype narrower than float32, never to a larger magnitude.
 
-    It works on bits. Converting to the narrow dtype and back would not show how far a rounding to
-    nearest went, because a compiler may leave both conversions out, as XLA does on GPUs.
+    NaN stays NaN. It works on bits. Converting to the narrow dtype and back would not show how far
+    a rounding to nearest went, because a compiler may leave both conversions out, as XLA does on
+    GPUs.
     """
     info, x = jnp.finfo(dtype), x.astype(jnp.float32)
     mask = jnp.uint32(2**32 - 2 ** (23 - info.nmant))
@@ -145,7 +146,7 @@ def round_towards_zero(x: Float[Array, "*shape"], dtype: Any) -> Float[Array, "*
 
 
 def unit(tree: Grads) -> Grads:
-    """Direction `g / ‖g‖₂` of a pytree; zero if the norm is zero, so never NaN for finite input."""
+    """Returns the direction `g / ‖g‖₂` of a pytree, which is zero if the norm is zero."""
     norm = l2_norm(tree)
     # The inner choice keeps 1 / 0 out of the derivative, which would be NaN.
     scale = jnp.where(norm > 0, 1.0 / jnp.where(norm > 0, norm, 1.0), 0.0)
@@ -163,7 +164,10 @@ def shift(tree: Params, distance: Any, direction: Grads) -> Params:
 
 
 def map_rows(row_fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTree]:
-    """`row_fn(params, *row)` for all rows, by `vmap`; one row goes without, which is faster."""
+    """Maps a function of one row over rows by `vmap`.
+
+    A single row is called directly, which is faster.
+    """
     if num_rows > 1:
         return lambda params, *rows: jax.vmap(functools.partial(row_fn, params))(*rows)
 

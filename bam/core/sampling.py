@@ -47,10 +47,10 @@ class PaddedBatch(NamedTuple):
         return PaddedBatch(np.where(mask, self.indices, PADDING).astype(np.int32), mask)
 
     def take(self, data: PyTree) -> PyTree:
-        """The batch's rows of arrays `[N, ...]`, as JAX arrays; zeros where there is no example.
+        """Returns the batch's rows of arrays `[N, ...]`, as JAX arrays.
 
-        A row number beyond the data is an IndexError if `indices` are on the host. If they are a
-        JAX array, the row is NaN or an integer's limit.
+        A row without an example is zeros. A row number beyond the data is an IndexError if
+        `indices` are on the host. If they are a JAX array, the row is NaN or an integer's limit.
         """
 
         def rows(x: Array) -> Array:
@@ -67,7 +67,10 @@ class PaddedBatch(NamedTuple):
 def rows_or_zeros(
     values: Any, indices: Int[np.ndarray, " m"], mask: Bool[np.ndarray, " m"]
 ) -> np.ndarray:
-    """Rows of an array on the host or in files; where the mask is False, zeros, and no reading."""
+    """Returns rows of an array on the host or in files.
+
+    Where the mask is False, they are zeros, and nothing is read.
+    """
     rows = np.zeros((len(indices), *values.shape[1:]), values.dtype)
     rows[mask] = values[indices[mask]]
     return rows
@@ -169,7 +172,10 @@ def allocated_sample(
 def cycle_parts(
     seed: int, num_examples: int, num_parts: int, epoch: int = 0
 ) -> Int64[np.ndarray, " examples"]:
-    """The part that each example is in, from a stream of its own; epoch 0 if parts stay."""
+    """Returns the random part of each example.
+
+    Parts that never change have epoch 0.
+    """
     key, parts, attempt = seeds.host_key(seed, "batches"), np.full(num_examples, num_parts), 0
     while np.any(parts == num_parts):  # a word at the end of the range would favour the first parts
         words = chacha.words(key, num_examples, nonce(Stream.PARTS, epoch, attempt))
@@ -187,7 +193,7 @@ def separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:
 def usual_capacity(
     num_examples: int, sampling_prob: float, overflow_prob: float = OVERFLOW_PROB
 ) -> int:
-    """A number of rows that a Poisson draw exceeds with at most `overflow_prob`; at most N."""
+    """Returns a number of rows, at most N, that a Poisson draw exceeds with `overflow_prob`."""
     rows = int(stats.binom.isf(overflow_prob, num_examples, sampling_prob)) + 1
     return max(1, min(rows, num_examples))
 

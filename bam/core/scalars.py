@@ -32,7 +32,7 @@ def number(name: str, value: Any) -> int | float:
 
 
 def real(name: str, value: Any) -> float:
-    """Returns `value` as a float; otherwise as `number`."""
+    """Returns a value that `number` takes as a float."""
     try:
         return float(number(name, value))
     except OverflowError:
@@ -63,7 +63,10 @@ def is_known(*values: Any) -> bool:
 
 
 def whole(name: str, value: Any) -> int:
-    """Returns an integer as an int; a float is refused even if it is a whole number."""
+    """Returns an integer as an int.
+
+    A float is refused even if it is a whole number.
+    """
     return _read(name, value, int)
 
 
@@ -76,7 +79,7 @@ def count(name: str, value: Any) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Returns True or False; anything else is refused."""
+    """Returns a value that is True or False, and refuses any other."""
     return _read(name, value, bool)
 
 

@@ -121,7 +121,10 @@ def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
 
 
 def check_key(key: object) -> None:
-    """InputError for anything but a key; RuntimeError for a secret key made before a fork."""
+    """Checks that a value is a key of this process.
+
+    InputError for anything but a key, RuntimeError for a secret key made before a fork.
+    """
     shape, dtype = getattr(key, "shape", None), getattr(key, "dtype", None)
     if shape != (8,) or dtype != np.uint32:
         what = f"{dtype}{list(shape)}" if shape is not None else type(key).__name__

@@ -56,7 +56,10 @@ def square_root(bands: int) -> tuple[float, ...]:
 
 
 def as_numbers(strategy: Sequence[float] | np.ndarray) -> tuple[float, ...]:
-    """A copy of a strategy as Python numbers; InputError if it is not a sequence of numbers."""
+    """Returns a copy of a strategy as Python numbers.
+
+    InputError if it is not a sequence of numbers.
+    """
     if not hasattr(strategy, "__len__") or isinstance(strategy, str | dict):
         raise InputError(f"a strategy is a sequence of numbers, got {strategy!r}")
     return tuple(scalars.real("every number of a strategy", c) for c in strategy)

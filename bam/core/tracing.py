@@ -62,12 +62,12 @@ def check_one_program(what: str) -> None:
 
 @custom_batching.custom_vmap
 def with_noise_of_its_own(total: PyTree, key: Array, step: Array) -> PyTree:
-    """Returns a noised sum; no other sum of one vmap, shard_map or pmap may have its key and step.
+    """Returns a noised sum whose key and step no other sum of one program may have.
 
-    If two sums share one noise draw, subtracting them removes it. `vmap` over the sum but not over
-    its key or step does just that, so it raises an InputError. Equal keys that `vmap` maps over, or
-    that devices have under `shard_map` or `pmap`, are only seen when the program runs: then the
-    sums are NaN.
+    Such sums come from one vmap, shard_map or pmap. If two sums share one noise draw, subtracting
+    them removes it. `vmap` over the sum but not over its key or step does just that, so it raises
+    an InputError. Equal keys that `vmap` maps over, or that devices have under `shard_map` or
+    `pmap`, are only seen when the program runs: then the sums are NaN.
     """
     if axes := jax.sharding.get_abstract_mesh().manual_axes:
         key, step = jax.lax.all_gather((key, jnp.asarray(step)), axes)
@@ -93,7 +93,10 @@ def _map_noise(
 
 @custom_batching.custom_vmap
 def never_mapped(tree: PyTree) -> PyTree:
-    """Returns the tree; InputError if `vmap` maps over anything that it depends on."""
+    """Returns the tree.
+
+    InputError if `vmap` maps over anything that it depends on.
+    """
     return tree
 
 
@@ -107,7 +110,10 @@ def _refuse_map(size: int, is_mapped: PyTree, tree: PyTree) -> NoReturn:
 
 @jax.custom_jvp
 def never_differentiated(x: Array) -> Array:
-    """Returns `x`; InputError if a derivative is taken of anything that it is computed from."""
+    """Returns `x`.
+
+    InputError if a derivative is taken of anything that it is computed from.
+    """
     return x
 
 
@@ -129,7 +135,10 @@ def _nan_if_shared(total: PyTree, key: Array, step: Array) -> PyTree:
 
 
 def _mapped_values(x: Any) -> np.ndarray | None:
-    """The values that `vmap` maps over, outermost axis first; None if another transform traces."""
+    """Returns the values that `vmap` maps over, outermost axis first.
+
+    None if another transform traces them.
+    """
     from jax._src.interpreters.batching import BatchTracer
 
     axes = []

@@ -9,11 +9,12 @@ EMPTY = -1  # a missing row number, or a missing label of an integer dtype (floa
 
 
 def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users k"]:
-    """The rows of each user, at most k of them; -1 where a user has fewer.
+    """Returns the rows of each user, at most k of them.
 
-    Users are in the order of their ids, so adding a user leaves the other users' rows as they are;
-    only their places in the table shift. If a user has more than k rows, k of them are kept, evenly
-    spaced in the order of the source. The choice does not depend on other users.
+    A user with fewer has -1 at the end. Users are in the order of their ids, so adding a user
+    leaves the other users' rows as they are; only their places in the table shift. If a user has
+    more than k rows, k of them are kept, evenly spaced in the order of the source. The choice does
+    not depend on other users.
 
     Args:
       ids: id of each row's user.

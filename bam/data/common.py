@@ -23,7 +23,7 @@ Stays: TypeAlias = Callable[[int], bool]
 
 
 class DataError(InputError):
-    """Data that is missing, damaged or different from its name; the message is one line."""
+    """Says in one line that data is missing, damaged or different from its name."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(message.split()))
@@ -50,7 +50,10 @@ def in_memory(num_bytes: int) -> bool:
 
 
 def manifest(folder: Path | None) -> JsonObject:
-    """The manifest that `bam data import` wrote into a folder; {} for any other folder."""
+    """Returns the manifest that `bam data import` wrote into a folder.
+
+    {} for any other folder.
+    """
     file = folder and folder / MANIFEST
     return files.read_json(file) if file and file.is_file() else {}
 
@@ -88,7 +91,10 @@ def decode_images(
 
 
 def check_labels(labels: np.ndarray, num_classes: int, location: str) -> Int32[np.ndarray, " n"]:
-    """Labels as int32; DataError for a label that is not a class, with its row (from 0)."""
+    """Returns labels as int32.
+
+    DataError for a label that is not a class, with its row (from 0).
+    """
     wrong = np.flatnonzero((labels < 0) | (labels >= num_classes))
     if wrong.size:
         row = int(wrong[0])
@@ -99,7 +105,10 @@ def check_labels(labels: np.ndarray, num_classes: int, location: str) -> Int32[n
 
 
 def _decode(encoded: bytes | None, place: str, shape: tuple[int, ...] | None) -> np.ndarray:
-    """One image `[h, w, c]`; DataError at `place` for another shape or damage."""
+    """Returns one image `[h, w, c]`.
+
+    DataError at `place` for another shape or damage.
+    """
     with needs("data"):
         from PIL import Image
 

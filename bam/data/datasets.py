@@ -81,10 +81,11 @@ def load(
     num_classes: int = 0,
     stays: Stays = in_memory,
 ) -> Dataset:
-    """Loads a data set by name from one of its sources; it never downloads.
+    """Loads a data set by name from one of its sources.
 
-    For your own images use the name "folder" and the source "parquet". The first image decides size
-    and channels, and every channel is normalised with a mean of 0.5 and a deviation of 0.25.
+    It never downloads. For your own images use the name "folder" and the source "parquet". The
+    first image decides size and channels, and every channel is normalised with a mean of 0.5 and a
+    deviation of 0.25.
 
     Args:
       name: "digits", "breast_cancer", "mnist", "cifar10", "cifar100", "imagenet32" or "folder".
@@ -156,7 +157,7 @@ def reader(source: str) -> Any:
 def folder_of(
     name: str, source: str | None = None, path: str | os.PathLike[str] | None = None
 ) -> Path | None:
-    """The folder or archive that `load` reads for these arguments; None if there is none."""
+    """Returns the folder or archive that `load` reads for these arguments, or None."""
     source = source or DATASETS.get(name, FOLDER).sources[0]
     if source == "tfds" and not path:
         path = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
@@ -211,7 +212,10 @@ def stand_in(name: str, size: int = 0) -> Dataset:
 def normalize(
     dataset: Dataset, images: Num[np.ndarray | Array, "*batch h w c"]
 ) -> Float32[np.ndarray | Array, "*batch h w c"]:
-    """`(x / 255 - mean) / std` for uint8 pixels, `(x - mean) / std` for float features; float32."""
+    """Returns float32 images of mean 0 and deviation 1.
+
+    `(x / 255 - mean) / std` for uint8 pixels, `(x - mean) / std` for float features.
+    """
     return _normalized(images, dataset.mean, dataset.std)
 
 
@@ -259,9 +263,10 @@ def check(
     dataset: Dataset,
     check_labels: Callable[[np.ndarray, int], str] = lambda labels, num_classes: "",
 ) -> None:
-    """DataError for data that training cannot use; a class may be empty.
+    """Checks data for training, where a class may be empty.
 
-    `check_labels` returns the error of labels, or "", as `bam.models.losses.Loss.check` does.
+    DataError for data that training cannot use. `check_labels` returns the error of labels, or "",
+    as `bam.models.losses.Loss.check` does.
     """
     for name, (images, labels) in (("training", dataset.train), ("test", dataset.test)):
         if not (hasattr(images, "dtype") and hasattr(labels, "dtype")):

@@ -33,7 +33,7 @@ class Target(NamedTuple):
 
 
 class Preprocessing(NamedTuple):
-    """Options that turn files into pixels, numbers into labels; a release repeats them.
+    """Options that turn files into pixels and numbers into labels, as a release repeats them.
 
     Attributes:
       size: height and width in pixels; an image is resized to cover them, and its middle is used.
@@ -56,13 +56,19 @@ class Preprocessing(NamedTuple):
         return (*self.size, self.channels)
 
     def as_json(self) -> dict[str, Any]:
-        """The record that `from_json` reads; without a target of None, new to older versions."""
+        """Returns the record that `from_json` reads.
+
+        A target of None, new to older versions, is left out.
+        """
         fields = {k: x for k, x in self._asdict().items() if k != "target" or x is not None}
         return {k: list(x) if isinstance(x, tuple) else x for k, x in fields.items()}
 
     @classmethod
     def from_json(cls, value: Any) -> "Preprocessing":
-        """The options in a record of `as_json`; DataError for any other value."""
+        """Returns the options in a record of `as_json`.
+
+        DataError for any other value.
+        """
         try:
             fields: Any = {k: tuple(x) if isinstance(x, list) else x for k, x in value.items()}
             (record := cls(**fields)).check()

@@ -57,7 +57,10 @@ class StoredImages:
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        """The images of these rows in memory; DataError for a damaged one."""
+        """Returns the images of these rows in memory.
+
+        DataError for a damaged one.
+        """
         rows = self._rows[index]
         numbers = np.ravel(rows).tolist()
         if not numbers:
@@ -68,7 +71,10 @@ class StoredImages:
         return images.reshape(*rows.shape, *self._image_shape)
 
     def select(self, index: Any) -> "StoredImages":
-        """The images of these rows, not read yet; rows `[a, b]` give images `[a, b, h, w, c]`."""
+        """Returns the images of these rows, not read yet.
+
+        Rows `[a, b]` give images `[a, b, h, w, c]`.
+        """
         rows = self._rows[index]
         return StoredImages(self._encoded, self._image_shape, rows, self._place, self._digest)
 
@@ -81,7 +87,7 @@ class StoredImages:
 
 
 def content(array: Any) -> memoryview | bytes:
-    """The bytes of an array for a hash; for stored images `StoredImages.content`."""
+    """Returns the bytes of an array for a hash, of stored images `StoredImages.content`."""
     if isinstance(array, StoredImages):
         return array.content()
     return np.ascontiguousarray(array).view(np.uint8).data

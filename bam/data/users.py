@@ -25,7 +25,7 @@ from bam.text import have
 
 
 def column(folder: Path | None) -> str:
-    """The column of user ids that `bam data import` wrote; "" if the import had no users."""
+    """Returns the column of user ids that `bam data import` wrote, or "" without users."""
     return str(manifest(folder).get("ids", ""))
 
 
@@ -80,7 +80,9 @@ def with_test_ids(
 
 
 def grouped(dataset: Dataset, size: int) -> Dataset:
-    """The data set with one training row for each user; with a size of 0 the data set itself.
+    """Returns the data set with one training row for each user.
+
+    With a size of 0 it is the data set itself.
 
     Args:
       dataset: a data set with U different ids in `users`.
@@ -137,12 +139,15 @@ def in_one_row(
 
 
 def keys_of(key: Array, num: int) -> Array:
-    """One key for each of a user's examples; a single example keeps the key."""
+    """Returns one key for each of a user's examples, of which a single one keeps the key."""
     return jax.random.split(key, num) if num > 1 else key[None]
 
 
 def _from_npy(file: Path) -> np.ndarray:
-    """The ids in a `.npy` file, others than integers numbered; DataError for a damaged one."""
+    """Returns the ids in a `.npy` file, with numbers for ids that are no integers.
+
+    DataError for a damaged one.
+    """
     if not file.is_file():
         raise DataError(f"{file}: missing")
     try:  # mapped, so that a declared size takes no memory before the data are known to exist

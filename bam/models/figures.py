@@ -76,7 +76,10 @@ def classification(
 def multilabel(
     outputs: np.ndarray, labels: np.ndarray, names: Sequence[str], users: np.ndarray | None = None
 ) -> JsonObject:
-    """Entries for outputs `[N, labels]` and labels 0 or 1; an output > 0 predicts its label."""
+    """Returns entries for outputs `[N, labels]` and labels 0 or 1.
+
+    An output > 0 predicts its label.
+    """
     yes = labels > 0
     right = (outputs > 0) == yes
     place = np.stack([_placements(*x) for x in zip(outputs.T, yes.T, strict=True)], axis=1)
@@ -95,7 +98,10 @@ def multilabel(
 def regression(
     outputs: np.ndarray, labels: np.ndarray, names: Sequence[str], users: np.ndarray | None = None
 ) -> JsonObject:
-    """Entries for outputs and labels `[N, targets]`; R² is the mean over targets."""
+    """Returns entries for outputs and labels `[N, targets]`.
+
+    R² is the mean over targets.
+    """
     outputs = outputs.astype(np.float64)
     targets = labels.reshape(outputs.shape).astype(np.float64)
     errors, shifted = outputs - targets, targets - targets[0]  # equal targets are exactly 0
@@ -169,7 +175,10 @@ def _entries(
 
 
 def _by_class(figure: str, each: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """The figure of each class or label by its name, or by number; {} if there are too many."""
+    """Returns the figure of each class or label by its name, or by number.
+
+    {} if there are too many.
+    """
     num = each.shape[1]
     if num > MOST_NAMED:
         return {}
@@ -184,7 +193,10 @@ def _mean(each: np.ndarray) -> np.ndarray:
 
 
 def _intervals(figures: Mapping[str, np.ndarray]) -> dict[str, list[float] | None]:
-    """The first value of each figure and the interval of the others; None if it is not finite."""
+    """Returns the first value of each figure and the interval of the others.
+
+    None if it is not finite.
+    """
     intervals: dict[str, list[float] | None] = dict.fromkeys(figures)
     for name, values in figures.items():
         if np.isfinite(values[0]):

@@ -32,7 +32,7 @@ LIMIT = 2**37  # most bytes of a file of weights
 
 
 class Weights(NamedTuple):
-    """Initial weights; their user states that they were trained without the private data.
+    """Initial weights whose user states that they were trained without the private data.
 
     Attributes:
       arrays: name -> array, for the parameters that do not begin at random.
@@ -44,7 +44,7 @@ class Weights(NamedTuple):
 
 
 def split(params: PyTree, trainable: str) -> tuple[PyTree, PyTree]:
-    """Parameters as `(trained, frozen)`; the names of trained ones match the expression.
+    """Splits parameters into `(trained, frozen)` by an expression that matches trained names.
 
     "" trains all. InputError for an invalid regular expression, or one that matches no name.
 
@@ -134,7 +134,7 @@ def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] =
 
 
 def digest(weights: str | None) -> str:
-    """SHA-256 of a file of weights; "" without one."""
+    """Returns SHA-256 of a file of weights, or "" without one."""
     return _sha256(files.read_bytes(file_of(weights), LIMIT)) if weights else ""
 
 
@@ -164,7 +164,10 @@ def file_of(weights: str) -> Path:
 
 
 def _matching(key: str, pattern: str, leaves: JsonMapping) -> set[str]:
-    """The names that match a regular expression; InputError if a config's `key` matches none."""
+    """Returns the names that match a regular expression.
+
+    InputError if a config's `key` matches none.
+    """
     names = {name for name, matches in pytree.matching(pattern)(dict(leaves)).items() if matches}
     if key and not names:
         names_of_model = _in_line(leaves, 8)

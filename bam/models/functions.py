@@ -146,7 +146,10 @@ def as_functions(
 
 
 def _pure(network: Network) -> tuple[Init, Apply]:
-    """A network as `(init, apply)`; InputError for other objects, or state besides parameters."""
+    """Returns a network as `(init, apply)`.
+
+    InputError for other objects, or state besides parameters.
+    """
     if isinstance(network, nn.Module):
         return _linen(network)
     if any(x.__module__.startswith("flax.nnx") for x in type(network).__mro__):
@@ -160,7 +163,10 @@ def _pure(network: Network) -> tuple[Init, Apply]:
 
 
 def _as_dicts(first: Init, apply: Apply, like: PyTree) -> tuple[Init, Apply]:
-    """The functions with parameters in nested dicts; a leaf in a list is "layers/0/kernel"."""
+    """Returns the functions with parameters in nested dicts.
+
+    A leaf in a list is "layers/0/kernel".
+    """
     names, structure = [x or "params" for x in pytree.names(like)], jax.tree.structure(like)
     for name, following in itertools.pairwise(sorted(name + "/" for name in names)):
         if following.startswith(name):
@@ -194,7 +200,10 @@ def _only_parameters(extra: list[str]) -> None:
 
 
 def _linen(module: nn.Module) -> tuple[Init, Apply]:
-    """A Linen module as `(init, apply)`; `apply` adds the LoRA factors among the parameters."""
+    """Returns a Linen module as `(init, apply)`.
+
+    `apply` adds the LoRA factors among the parameters.
+    """
 
     def init(key: Array, inputs: Array) -> Params:
         variables = module.init(key, inputs)
@@ -212,7 +221,10 @@ def _linen(module: nn.Module) -> tuple[Init, Apply]:
 
 
 def _nnx(module: object) -> tuple[Init, Apply]:
-    """An NNX module as `(init, apply)`; `init` returns the module's weights for any key."""
+    """Returns an NNX module as `(init, apply)`.
+
+    `init` returns the module's weights for any key.
+    """
     from flax import nnx
 
     graph, parameters, *rest = nnx.split(module, nnx.Param, ...)

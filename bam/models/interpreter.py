@@ -123,7 +123,7 @@ def _values(equation: Any, inputs: list[_Slot]) -> list[Any]:
 
 
 def _host(value: Any) -> Any:
-    """An array as NumPy's; keys unchanged."""
+    """Returns an array as NumPy's, and a key unchanged."""
     return value if _is_key(value) else np.asarray(value)
 
 
@@ -154,10 +154,11 @@ def _on_cpu() -> Iterator[None]:
 
 
 def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
-    """Threefry-2×32 with 20 rounds, equal to JAX's; words are arrays of NumPy or JAX.
+    """Returns Threefry-2×32 with 20 rounds, equal to JAX's.
 
-    The rounds are unrolled, because XLA compiles JAX's loop over them to several programs for each
-    array. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+    Words are arrays of NumPy or JAX. The rounds are unrolled, because XLA compiles JAX's loop over
+    them to several programs for each array. Source: Salmon et al. 2011, "Parallel random numbers:
+    as easy as 1, 2, 3".
     """
     words = [key[0], key[1], key[0] ^ key[1] ^ np.uint32(0x1BD11BDA)]
     high, low = high + words[0], low + words[1]
@@ -179,7 +180,7 @@ def _block_of_bits(key: UInt32[Array, "2"], start: UInt32[Array, ""]) -> UInt32[
 
 
 def _words(key: Any) -> np.ndarray | None:
-    """The two words of a single key of JAX's default generator; None for other keys."""
+    """Returns the two words of a single key of JAX's default generator, or None for other keys."""
     config: Any = jax.config
     is_default = str(jax.random.key_impl(key)) == GENERATOR and config.jax_threefry_partitionable
     return np.asarray(jax.random.key_data(key)) if is_default and not key.shape else None

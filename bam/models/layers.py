@@ -253,9 +253,10 @@ def _apart(statistic: Float[Array, "n c"]) -> Float[Array, "n c"]:
 
 
 def _sum_of_pixels(images: Float[Array, "n h w c"]) -> Float[Array, "n c"]:
-    """Sums over the pixels of each channel; with "matmul", as a product with a row of ones.
+    """Sums over the pixels of each channel.
 
-    On CPU, sums by XLA are slow, and they repeat the cheap steps that lead to their arguments.
+    With "matmul" this is a product with a row of ones. On CPU, sums by XLA are slow, and they
+    repeat the cheap steps that lead to their arguments.
     """
     if _current() != "matmul":
         return jnp.sum(images, axis=(1, 2))
@@ -266,7 +267,10 @@ def _sum_of_pixels(images: Float[Array, "n h w c"]) -> Float[Array, "n c"]:
 def _at_pixels(
     statistic: Float[Array, "n c"], images: Float[Array, "n h w c"]
 ) -> Float[Array, "n h w c"]:
-    """The statistic of each channel at every pixel; its gradient is a `_sum_of_pixels`."""
+    """Returns the statistic of each channel at every pixel.
+
+    Its gradient is a `_sum_of_pixels`.
+    """
     if _current() == "tpu":
         everywhere = jnp.broadcast_to(_apart(statistic)[:, None, None], images.shape)
         return everywhere.astype(images.dtype)
@@ -304,7 +308,7 @@ def group_norm(
 
 
 def average_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
-    """Means over 2×2 pixels; an odd last row or column is left out.
+    """Returns means over 2×2 pixels, without an odd last row or column.
 
     On a TPU it is a convolution of each channel, which XLA fuses with the operations before and
     after it, in both directions. If each example has its own weights (`own_weights`), XLA fuses

@@ -68,7 +68,10 @@ def added(factors: Params) -> Callable[..., Any]:
 
 
 def folded(params: Params) -> Params:
-    """Parameters with W + A B in place of W, A and B; unchanged if there are no factors."""
+    """Returns parameters with W + A B in place of W, A and B.
+
+    Without factors they are unchanged.
+    """
     if NAME not in params:
         return params
     leaves = traverse_util.flatten_dict({k: v for k, v in params.items() if k != NAME}, sep="/")

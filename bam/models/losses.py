@@ -66,7 +66,7 @@ def cross_entropy(weights: Any = None) -> Loss:
 
 
 def binary() -> Loss:
-    """Sum over labels of the binary cross-entropy; labels are zeros and ones, `[N, labels]`.
+    """Returns the binary cross-entropy, summed over labels of zeros and ones, `[N, labels]`.
 
     The accuracy is over all labels. Metrics are the area under the ROC curve of each label that has
     both values among the test examples, and the mean of these areas.
@@ -97,7 +97,7 @@ def binary() -> Loss:
 
 
 def squared_error() -> Loss:
-    """Mean squared error over targets; labels are numbers, `[N]` or `[N, targets]`."""
+    """Returns the mean squared error over targets `[N]` or `[N, targets]`, which are numbers."""
 
     def check(labels: np.ndarray, num_classes: int) -> str:
         if math.prod(labels.shape[1:]) != num_classes or labels.ndim > 2:
@@ -116,10 +116,11 @@ def squared_error() -> Loss:
 
 
 def per_pixel(weights: Any = None) -> Loss:
-    """Mean over pixels of the cross-entropy; labels are integers from 0, `[N, h, w]`.
+    """Returns the mean over pixels of the cross-entropy.
 
-    Outputs are `[N, h, w, classes]`. The accuracy is the share of pixels that are predicted right.
-    The metric is the intersection over union on all test pixels, averaged over classes.
+    Labels are integers from 0, `[N, h, w]`. Outputs are `[N, h, w, classes]`. The accuracy is the
+    share of pixels that are predicted right. The metric is the intersection over union on all test
+    pixels, averaged over classes.
     """
     pixel_loss = cross_entropy(weights)
 
@@ -157,7 +158,10 @@ LOSSES = {
 
 
 def _weights(weights: Any) -> np.ndarray | None:
-    """Class weights as float32; InputError for any other value of a config."""
+    """Returns class weights as float32.
+
+    InputError for any other value of a config.
+    """
     if weights is None:
         return None
     try:
@@ -173,7 +177,10 @@ def _weights(weights: Any) -> np.ndarray | None:
 
 
 def _wrong_classes(labels: np.ndarray, num_classes: int, ndim: int) -> str:
-    """The error of labels that are not integers of a class with `ndim` axes; "" without one."""
+    """Returns the error of labels that are not integers of a class with `ndim` axes.
+
+    "" without one.
+    """
     hint = ""
     if np.issubdtype(labels.dtype, np.floating):
         hint = "; numbers need --config.loss.name=squared_error"
@@ -197,5 +204,8 @@ def _is_class(output: Array, label: Array) -> Array:
 
 
 def _like(label: Any, output: Any) -> Any:
-    """Labels in the shape of the outputs; `[N]` is one target for each image."""
+    """Returns labels in the shape of the outputs.
+
+    `[N]` is one target for each image.
+    """
     return label.reshape(output.shape)

@@ -83,10 +83,10 @@ def expected_by(
 
 
 def _read(file: Path) -> JsonObject:
-    """The fields of a `Normalisation` in a file, and its `unit`; {} if it has none.
+    """Returns the fields of a `Normalisation` in a file, and its `unit`.
 
-    Mean and std are those of pixels from 0 to `unit`, because transformers may rescale pixels by
-    another factor than 1/255.
+    {} if it has none. Mean and std are those of pixels from 0 to `unit`, because transformers may
+    rescale pixels by another factor than 1/255.
     """
     fields = files.read_json(file) if file.is_file() else {}
     if fields.keys() & {"image_mean", "do_normalize"}:  # transformers

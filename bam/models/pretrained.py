@@ -82,7 +82,10 @@ OTHERS = {
 
 
 def tensors(content: bytes, path: Path) -> dict[str, np.ndarray]:
-    """The weights in the bytes of a safetensors file; InputError for any other content."""
+    """Returns the weights in the bytes of a safetensors file.
+
+    InputError for any other content.
+    """
     try:
         stored = safetensors.deserialize(content)
     except Exception as error:  # safetensors raises its own error, TypeError and others
@@ -133,7 +136,10 @@ def fitted(
 
 
 def _interpolated(position: np.ndarray, num_patches: int, height: int, width: int) -> np.ndarray:
-    """Positions `[1, 1 + side², d]` on the grid of another size; other shapes are unchanged."""
+    """Returns positions `[1, 1 + side², d]` on the grid of another size.
+
+    Other shapes are unchanged.
+    """
     side = math.isqrt(max(0, position.shape[1] - 1))
     rows = max(1, round(math.sqrt(num_patches * height / width)))
     is_square, is_grid = 0 < side**2 == position.shape[1] - 1, num_patches % rows == 0
@@ -184,7 +190,7 @@ def renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _path_of(name: str, patterns: Mapping[str, str]) -> str:
-    """The name in `bam` of a weight; the same name if no pattern matches."""
+    """Returns the name in `bam` of a weight, which stays if no pattern matches."""
     for pattern, path in patterns.items():
         if match := re.fullmatch(pattern, name):
             return match.expand(path)

@@ -9,7 +9,7 @@ from bam.models.symmetries import ORDERS, invariant
 
 
 class ResNet9(nn.Module):
-    """Eight convolutions and a linear layer; 2,447,946 parameters for 10 classes at width 64.
+    """Eight convolutions and a linear layer, with 2,447,946 parameters for 10 classes at width 64.
 
     conv w → conv 2w + pool → residual(2 × conv 2w) → [ScaleNorm] → conv 4w + pool →
     conv 4w + pool → residual(2 × conv 4w) → [ScaleNorm] → average-pool to 2×2 → linear, where

@@ -17,7 +17,10 @@ class Symmetry(NamedTuple):
     turns: int
 
     def inverse(self) -> "Symmetry":
-        """The inverse symmetry; a mirroring with any turns is its own inverse."""
+        """Returns the inverse symmetry.
+
+        A mirroring with any turns is its own inverse.
+        """
         return self if self.mirrored else Symmetry(False, -self.turns % 4)
 
     def after(self, first: "Symmetry") -> "Symmetry":

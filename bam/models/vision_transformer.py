@@ -73,7 +73,7 @@ def _norm(name: str) -> nn.LayerNorm:
 
 
 def vit(features: int, num_heads: int) -> Callable[..., nn.Module]:
-    """A maker `(num_classes, width=1, depth=12) -> module`; it ignores the width."""
+    """Returns a maker `(num_classes, width=1, depth=12) -> module`, which ignores the width."""
 
     def make(num_classes: int, width: int = 1, depth: int = 12) -> nn.Module:
         del width

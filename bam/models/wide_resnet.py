@@ -9,7 +9,7 @@ from bam.models.layers import Conv, group_norm, mish
 
 
 class WideResNet(nn.Module):
-    """The private WRN-16-4 of De et al. 2022; 2,753,818 parameters for 10 classes.
+    """The private WRN-16-4 of De et al. 2022, with 2,753,818 parameters for 10 classes.
 
     Every layer is ReLU → GroupNorm(16) → weight-standardised conv with gain and bias, also the
     projection in the first block of each stage. The end is ReLU → GroupNorm → global mean → linear.

@@ -57,7 +57,9 @@ def poisson_event(
 
 
 def poisson_steps(event: dp_accounting.DpEvent) -> PoissonSteps | None:
-    """The arguments with which `poisson_event` made an event; None if it did not make it.
+    """Returns the arguments with which `poisson_event` made an event.
+
+    None if it did not make it.
 
     Examples:
       >>> poisson_steps(poisson_event(1.5, 0.04, 2250))
@@ -122,7 +124,7 @@ def epsilon(
 def cached_epsilon(
     accountant: str, sigma: float, prob: float, num_steps: int, delta: float
 ) -> float:
-    """ε by an accountant, for checked numbers; each set of arguments is computed once."""
+    """Returns ε by an accountant, for checked numbers, and computes each set of them once."""
     if num_steps == 0 or prob == 0 or math.isinf(sigma):
         return 0.0
     if sigma < SMALLEST_NOISE:
@@ -399,7 +401,10 @@ def _check_room(events: Sequence[PoissonSteps], delta: float) -> None:
 
 
 def read_steps(sampling_prob: float, num_steps: float, delta: float) -> tuple[float, int, float]:
-    """q, T and δ as plain Python numbers; InputError for one that is not a number."""
+    """Returns q, T and δ as plain Python numbers.
+
+    InputError for one that is not a number.
+    """
     return (
         scalars.real("sampling_prob", sampling_prob),
         scalars.count("num_steps", num_steps),

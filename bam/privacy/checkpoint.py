@@ -33,7 +33,10 @@ HEADER = {
 
 
 def newest(folder: Path) -> Path | None:
-    """The newest checkpoint in a folder, which need not exist; None if it has none."""
+    """Returns the newest checkpoint in a folder, or None.
+
+    The folder need not exist.
+    """
     saved = _saved(folder)
     return saved[-1] if saved else None
 
@@ -79,7 +82,7 @@ def _reserve(file: int, num_bytes: int) -> None:
 
 
 def write(folder: Path, header: JsonObject, tree: PyTree) -> None:
-    """Writes the checkpoint of `header["step"]`; keeps only it and the one before it.
+    """Writes the checkpoint of `header["step"]`, and keeps only it and the one before it.
 
     OSError if it cannot be written, as on a full disk; earlier ones stay.
     """
@@ -106,14 +109,20 @@ def write(folder: Path, header: JsonObject, tree: PyTree) -> None:
 
 
 def read_header(path: Path) -> JsonObject:
-    """The header of a checkpoint; InputError, in one line, if it is damaged."""
+    """Returns the header of a checkpoint.
+
+    InputError, in one line, if it is damaged.
+    """
     return read(path, lambda name: False)[0]
 
 
 def read(
     path: Path, chosen: Callable[[str], bool] = lambda name: True
 ) -> tuple[JsonObject, list[tuple[str, np.ndarray]]]:
-    """The header and the arrays with chosen names; InputError, in one line, for a damaged file."""
+    """Returns the header and the arrays with chosen names.
+
+    InputError, in one line, for a damaged file.
+    """
     damaged = InputError(
         f"checkpoint {path} could not be read: if it is damaged, move it away to resume from the "
         "one before it"
@@ -143,9 +152,9 @@ def read(
 
 
 def restore(path: Path, like: PyTree) -> PyTree:
-    """The pytree of a checkpoint, placed on devices as `like`; `like` itself if none was saved.
+    """Returns the pytree of a checkpoint, placed on devices as `like`.
 
-    InputError if the saved pytree has other arrays.
+    This is `like` itself if none was saved. InputError if the saved pytree has other arrays.
     """
     header, arrays = read(path)
     if not header["leaves"]:

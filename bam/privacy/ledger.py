@@ -55,7 +55,10 @@ def create(path: Path) -> None:
 
 
 class Ledger:
-    """Counts the steps that a run begins, lost ones included, as `begun`; one process writes."""
+    """The file that counts the steps that a run begins, lost ones included.
+
+    `begun` is their number. One process writes.
+    """
 
     def __init__(
         self,
@@ -248,11 +251,12 @@ def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> 
 
 
 def add_process(folder: Path | None, process: JsonObject) -> None:
-    """Adds a process to a folder's file; earlier lines stay. It is on the disk when this returns.
+    """Adds a process to a folder's file, which is on the disk when this returns.
 
-    Call it before the first step of the process begins (`before_first` of `Ledger`), because the
-    process may be killed at any time after that. The file is replaced all or nothing, so a line is
-    never incomplete. One process of several writes, and none without a folder.
+    Earlier lines stay. Call it before the first step of the process begins (`before_first` of
+    `Ledger`), because the process may be killed at any time after that. The file is replaced all or
+    nothing, so a line is never incomplete. One process of several writes, and none without a
+    folder.
     """
     if folder is None or not processes.writes():
         return

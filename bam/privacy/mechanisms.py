@@ -43,14 +43,17 @@ NOISE = (
 
 
 class OwnEvent(DpEvent):
-    """An event that dominates T steps if no Poisson-sampled Gaussians do; it computes its ε."""
+    """An event that dominates T steps if no Poisson-sampled Gaussians do, with its own ε."""
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """ε, an upper bound; InputError for an accountant that cannot compute it."""
+        """Returns an upper bound on ε.
+
+        InputError for an accountant that cannot compute it.
+        """
         raise NotImplementedError
 
     def as_dp_accounting(self) -> DpEvent | None:
-        """The event in dp-accounting, for readers without bam; None if there is none."""
+        """Returns the event in dp-accounting, for readers without bam, or None if there is none."""
         return None
 
     def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
@@ -97,7 +100,10 @@ class Mechanism:
     check: Callable[[str, str, bool], None] = lambda unit, accountant, private: None
 
     def __post_init__(self) -> None:
-        """Copies the numbers; InputError for one that is not a number."""
+        """Copies the numbers.
+
+        InputError for one that is not a number.
+        """
         read = scalars.real("sampling_prob", self.sampling_prob)
         object.__setattr__(self, "sampling_prob", read)
         object.__setattr__(self, "strategy", strategies.as_numbers(self.strategy))
@@ -117,7 +123,10 @@ class Mechanism:
     def epsilon(
         self, *, noise_multiplier: float, num_steps: int, delta: float, accountant: str
     ) -> float:
-        """ε of T steps, an upper bound; InputError for an accountant that cannot compute it."""
+        """Returns an upper bound on ε of T steps.
+
+        InputError for an accountant that cannot compute it.
+        """
         noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
         num_steps = scalars.count("num_steps", num_steps)
         accounting.check_noise_multiplier(noise_multiplier)
@@ -179,7 +188,10 @@ def make(
 
 
 def read_options(options: JsonMapping) -> JsonObject:
-    """A copy of a mechanism's options; InputError unless each is a number, a text or None."""
+    """Returns a copy of a mechanism's options.
+
+    InputError unless each is a number, a text or None.
+    """
     read = {}
     for key, value in options.items():
         plain = (
@@ -213,7 +225,7 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
 
 
 def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
-    r"""Noise correlated over b steps; batches from b parts of the data in turn.
+    r"""Returns noise correlated over b steps, with batches from b parts of the data in turn.
 
     Each example is put in one of b parts, once and at random, independently of all others. Step t
     draws from part t mod b, each example of it independently with probability b·q, where q = l/N.
@@ -259,7 +271,7 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
 
 
 def full_batch(num_examples: int, batch_size: int) -> Mechanism:
-    """Every batch is all of the data; only the noise is random."""
+    """Returns batches that are all of the data, where only the noise is random."""
     num_examples, batch_size = counts(num_examples, batch_size)
     if batch_size != num_examples:
         raise InputError(

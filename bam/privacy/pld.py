@@ -32,7 +32,7 @@ ROUNDING, TRUNCATION = 2.0**-51, 1e-15
 
 
 class LooseBoundWarning(UserWarning):
-    """ε holds but is larger than necessary; the message names a way to a smaller one."""
+    """Warns that ε holds but is larger than necessary, and names a way to a smaller one."""
 
 
 def epsilon(
@@ -42,7 +42,10 @@ def epsilon(
     delta: float,
     spacing: float = FINE,
 ) -> float:
-    """An upper bound on ε of T steps; σ, q and T must be positive, and δ must pass `check`."""
+    """Returns an upper bound on ε of T steps.
+
+    σ, q and T must be positive, and δ must pass `check`.
+    """
     return joint_epsilon([(noise_multiplier, sampling_prob, num_steps)], delta, spacing)
 
 
@@ -60,7 +63,10 @@ def joint_epsilon(
 def deltas(
     noise_multiplier: float, sampling_prob: float, num_steps: int, epsilons: Sequence[float]
 ) -> list[float]:
-    """Upper bounds on δ of T steps at several ε; σ, q and T must be positive."""
+    """Returns upper bounds on δ of T steps at several ε.
+
+    σ, q and T must be positive.
+    """
     composed, error = _composed(noise_multiplier, sampling_prob, num_steps, FINE)
     at_most = [float(composed.get_delta_for_epsilon(e)) + error for e in epsilons]
     return [min(1.0, max(0.0, delta)) for delta in at_most]  # rounding may give -1e-15
@@ -111,9 +117,10 @@ def _composed(
 def step_pld(
     noise_multiplier: float, sampling_prob: float, spacing: float
 ) -> PrivacyLossDistribution:
-    """The distribution of one step; `LooseBoundWarning` if its losses are below 3 · `FINE`.
+    """Returns the distribution of one step.
 
-    Coarse tables, for searches, do not warn.
+    `LooseBoundWarning` if its losses are below 3 · `FINE`. Coarse tables, for searches, do not
+    warn.
     """
     if (
         spacing == FINE
@@ -129,7 +136,10 @@ def step_pld(
 
 
 def check(sampling_prob: float, num_steps: int, delta: float) -> None:
-    """InputError if rounding hides δ after T steps; a warning if it takes 1/1000 of δ."""
+    """Checks that rounding does not hide δ after T steps.
+
+    InputError if it does, a warning if it takes 1/1000 of δ.
+    """
     error = TRUNCATION + (ROUNDING * num_steps if sampling_prob < 1 else 0.0)
     if delta < 2 * error:
         raise InputError(

@@ -158,7 +158,7 @@ class TrialsDpEvent(OwnEvent):
     num_steps: int
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """ε of the search; only RDP bounds it here."""
+        """Returns ε of the search, which only RDP bounds here."""
         if accountant != "rdp":
             raise InputError("a private choice needs private runs with accountant rdp")
         return epsilon(delta=delta, **vars(self))

@@ -39,7 +39,10 @@ class Text(NamedTuple):
 
 
 def texts_of(template: str) -> dict[str, Text]:
-    """The texts of a template, by name; the template's head describes its format."""
+    """Returns the texts of a template, by name.
+
+    The template's head describes its format.
+    """
     head = r"^## \[(\w+)(?: if (\w+) = (.+))?\]$"
     _, *parts = re.split(head, template, flags=re.MULTILINE)
     texts: dict[str, Text] = {}
@@ -57,9 +60,10 @@ PARTS = tuple(str(key) for key in TEXTS["part"].choices)
 
 
 def render(fields: JsonMapping, name: str) -> str:
-    """A text of the template, filled in; KeyError for a missing field, or a value without words.
+    """Returns a text of the template with its fields filled in.
 
-    Fields are put in last and are not read again, so a record with a `$` in it stays as it is.
+    KeyError for a missing field, or a value without words. Fields are put in last and are not read
+    again, so a record with a `$` in it stays as it is.
     """
     field, choices = TEXTS[name]
     words = choices[None if field is None else str(fields[field])]
@@ -83,7 +87,7 @@ def nominal_notice(epsilon: float) -> str:
 
 
 def rounded(value: float) -> str:
-    """A claimed number in four digits, never below it; see `bam.privacy.rounding`."""
+    """Returns a claimed number in four digits, never below it, as `bam.privacy.rounding` has it."""
     return rounded_up(value, ".4g")
 
 
@@ -143,7 +147,10 @@ def fields_of_run(
 def fields_of_own_loop(
     plan: PrivacyPlan, record: JsonMapping, *, is_proved: bool, data: str, exported_by: str
 ) -> JsonObject:
-    """The fields of a training in a user's own loop; its clip is one of bam's if `is_proved`."""
+    """Returns the fields of a training in a user's own loop.
+
+    Its clip is one of bam's if `is_proved`.
+    """
     parts = {"oracle": ""} if is_proved else {"oracle": "", "clip": ""}
     words = {"data": data, "exported_by": exported_by, "released": "the weights"}
     return {
@@ -174,7 +181,7 @@ def training_fields(
     exported_by: str,
     released: str = FOLDER,
 ) -> JsonObject:
-    """The fields of any training; their texts have one line each.
+    """Returns the fields of any training, whose texts have one line each.
 
     Args:
       plan: of the training.

@@ -1,4 +1,4 @@
-"""f-DP: trade-off functions and the power of attackers; Gaussian DP and its central limit.
+"""f-DP: trade-off functions, the power of attackers, Gaussian DP and its central limit.
 
 An attacker decides whether an example took part. A trade-off function f maps the type-I error α
 (the false positive rate) to the smallest type-II error (1 − true positive rate) of any test. Here
@@ -36,7 +36,10 @@ def mu_of_noisy_sgd(noise_multiplier: float, sampling_prob: float, num_steps: in
 
 
 def delta_of_mu(mu: float, epsilon: ArrayLike) -> np.ndarray:
-    """δ(ε; μ) = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2) of a μ-GDP mechanism, at each ε; 0 for μ = 0."""
+    """Returns δ of a μ-GDP mechanism at each ε.
+
+    δ = Φ(−ε/μ + μ/2) − e^ε Φ(−ε/μ − μ/2), and 0 for μ = 0.
+    """
     epsilon = np.asarray(epsilon, float)
     if mu == 0 or math.isinf(mu):
         return np.full(epsilon.shape, float(mu > 0))
@@ -45,9 +48,10 @@ def delta_of_mu(mu: float, epsilon: ArrayLike) -> np.ndarray:
 
 
 def epsilon_of_mu(mu: float, delta: float) -> float:
-    """The ε at which a μ-GDP mechanism is (ε, δ)-DP; the inverse of `delta_of_mu`.
+    """Returns the ε at which a μ-GDP mechanism is (ε, δ)-DP.
 
-    Its absolute accuracy is 1e-10, for δ in (0, 1). It is `inf` for infinite μ.
+    This is the inverse of `delta_of_mu`. Its absolute accuracy is 1e-10, for δ in (0, 1). It is
+    `inf` for infinite μ.
     """
     excess = lambda epsilon: float(delta_of_mu(mu, epsilon)) - delta  # noqa: E731
     if math.isinf(mu):

@@ -149,7 +149,10 @@ def _untar(archive: Path, layout: _Layout) -> dict[str, bytes]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads the names in `PICKLED`; DataError for any other name."""
+    """Loads the names in `PICKLED` alone.
+
+    DataError for any other name.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in PICKLED:
@@ -179,7 +182,7 @@ def parse_pickle(content: bytes, location: str, label_key: bytes) -> tuple[np.nd
 
 
 def _parse_binary(content: bytes, location: str, label_bytes: int) -> tuple[np.ndarray, np.ndarray]:
-    """The pixels and labels of records with `label_bytes` labels; the last label counts."""
+    """Returns the pixels and the last label of records with `label_bytes` labels."""
     size = label_bytes + 3072
     if len(content) % size:
         raise DataError(f"{location}: truncated in row {len(content) // size}")

@@ -109,7 +109,7 @@ def read_ids(path: Path, column: str, split: str = "train") -> Int64[np.ndarray,
 
 
 def read_all_ids(path: Path, column: str) -> list[Int64[np.ndarray, " n"]]:
-    """The ids of the training rows and of the test rows, read alike; see `read_ids`."""
+    """Returns the ids of the training rows and of the test rows, as `read_ids` has them."""
     return _ids_alike(path, column, ("train", "test"))
 
 
@@ -137,7 +137,10 @@ def _digest(name: str) -> int:
 
 
 def _has_texts(file: Path, column: str) -> bool:
-    """Whether a column of ids holds texts, not numbers; DataError for anything else."""
+    """Returns whether a column of ids holds texts, not numbers.
+
+    DataError for anything else.
+    """
     with readable(file):
         schema = pq.read_schema(file)
         kind = schema.field(_column(schema, (column,), file)).type
@@ -165,7 +168,10 @@ class _Ids(NamedTuple):
 
 
 def _file_ids(file: Path, column: str) -> list[_Ids]:
-    """The ids in a file, in parts; InputError for a row without a user, or whose id is refused."""
+    """Yields the ids in a file, in parts.
+
+    InputError for a row without a user, or whose id is refused.
+    """
     ids, row = [], 0
     with readable(file), pq.ParquetFile(file, read_dictionary=[column], pre_buffer=False) as table:
         for group in range(table.num_row_groups):
@@ -204,7 +210,10 @@ class _Files:
         self.num_rows = int(self._groups[:, 2].sum())
 
     def split(self, shape: tuple[int, int, int], num_classes: int, streamed: bool) -> Split:
-        """The split, with labels in memory; images stay in the files if `streamed`."""
+        """Returns the split with labels in memory.
+
+        Images stay in the files if `streamed`.
+        """
         labels = [self._labels(number, num_classes) for number in range(len(self.paths))]
         if streamed:
             rows = np.arange(self.num_rows)
@@ -219,12 +228,18 @@ class _Files:
         return Split(images, _joined(labels))
 
     def first_shape(self) -> tuple[int, int, int]:
-        """The shape of the first image; DataError without one."""
+        """Returns the shape of the first image.
+
+        DataError without one.
+        """
         first = [self._encoded(0)] if self.num_rows else []
         return decode_images(first, str(self.paths[0])).shape[1:]
 
     def _labels(self, number: int, num_classes: int) -> np.ndarray:
-        """Labels as a loss takes them; class labels are checked and become int32."""
+        """Returns labels as a loss takes them.
+
+        Class labels are checked and become int32.
+        """
         file, (_, label) = self.paths[number], self._columns[number]
         with readable(file):
             column = pq.read_table(file, columns=[label])[label]
@@ -243,7 +258,7 @@ class _Files:
             return [encoded for column in columns for encoded in column.to_pylist()]
 
     def _encoded(self, row: int) -> bytes | None:
-        """The encoded image of a row; Parquet reads the complete row group for it."""
+        """Returns the encoded image of a row, for which Parquet reads the complete row group."""
         part = int(np.searchsorted(self._ends, row, side="right"))
         number, group, rows = self._groups[part].tolist()
         file, image = self.paths[number], self._columns[number][0]
@@ -280,7 +295,10 @@ def readable(file: Path) -> Iterator[None]:
 
 
 def _paths(folder: Path, split: str) -> list[Path]:
-    """The file of a split, or all its shards in order; DataError if one is missing."""
+    """Returns the file of a split, or all its shards in order.
+
+    DataError if one is missing.
+    """
     single = folder / f"{split}.parquet"
     if single.is_file():
         return [single]
@@ -314,7 +332,10 @@ def _check_listed(folder: Path) -> None:
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    """The concatenated arrays, for a moment in twice the memory; a single array unchanged."""
+    """Returns the concatenated arrays, for a moment in twice the memory.
+
+    A single array is unchanged.
+    """
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
@@ -334,7 +355,10 @@ def _numbers(column: Any, location: str) -> np.ndarray:
 
 
 def _columns(schema: Any, file: Path) -> tuple[str, str]:
-    """The names of the image column and the label column; DataError for a wrong type."""
+    """Returns the names of the image column and the label column.
+
+    DataError for a wrong type.
+    """
     image, label = _column(schema, IMAGE_COLUMNS, file), _column(schema, LABEL_COLUMNS, file)
     image_type, label_type = schema.field(image).type, schema.field(label).type
     if not pa.types.is_struct(image_type) or image_type.get_field_index("bytes") < 0:
@@ -347,7 +371,10 @@ def _columns(schema: Any, file: Path) -> tuple[str, str]:
 
 
 def _column(schema: Any, names: tuple[str, ...], file: Path) -> str:
-    """The first of these names that is a column; DataError if none is."""
+    """Returns the first of these names that is a column.
+
+    DataError if none is.
+    """
     for name in names:
         if name in schema.names:
             return name
@@ -355,9 +382,9 @@ def _column(schema: Any, names: tuple[str, ...], file: Path) -> str:
 
 
 def _num_classes(schema: Any) -> int:
-    """The number of class names in the schema metadata; of labels in a list; or 1 for numbers.
+    """Returns the number of class names in the schema metadata, or of labels in a list.
 
-    0 for classes without names.
+    1 for numbers, 0 for classes without names.
     """
     kind = next(schema.field(name).type for name in LABEL_COLUMNS if name in schema.names)
     if pa.types.is_fixed_size_list(kind) or pa.types.is_floating(kind):
@@ -366,7 +393,7 @@ def _num_classes(schema: Any) -> int:
 
 
 def _class_names(schema: Any) -> list[Any]:
-    """The names in Hugging Face's ClassLabel of the schema metadata; [] without them."""
+    """Returns the names in Hugging Face's ClassLabel of the schema metadata, [] without them."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         names = next(features[name]["names"] for name in LABEL_COLUMNS if name in features)

@@ -72,9 +72,10 @@ def read(name: str, path: Path, stays: Stays = in_memory) -> tuple[Split, Split]
 def _read_split(
     entry: Entry, folder: Path, split: str, shards: list[int] | None, official: int, stay: bool
 ) -> Split:
-    """The split in these shards, in order; `shards` has their numbers of rows.
+    """Returns the split in these shards, in order.
 
-    Every record is read for its label. If images `stay` in the files, memory does not hold them.
+    `shards` has their numbers of rows. Every record is read for its label. If images `stay` in the
+    files, memory does not hold them.
     """
     with needs("data"):  # imported here, so that a failure below is the files' fault
         import array_record.python.array_record_module  # noqa: F401
@@ -129,7 +130,10 @@ def _reader_of_rows(files: list[Path], shards: list[int], location: str) -> Call
 
 
 def _records(file: Path, num_rows: int) -> Iterator[bytes]:
-    """Yields the records of a file; InputError if their number is not `num_rows`."""
+    """Yields the records of a file.
+
+    InputError if their number is not `num_rows`.
+    """
     reader = _open(file)
     try:
         if reader.num_records() != num_rows:
