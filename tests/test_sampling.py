@@ -177,7 +177,7 @@ def test_parts_and_permutations_are_uniform():
     counts = np.bincount(sampling.cycle_parts(3, 60_000, 7), minlength=7)
     assert stats.chisquare(counts).pvalue > LEVEL
     key = seeds.host_key(3, "batches")
-    orders = [sampling.permutation(key, chacha.Stream.SLOTS, step, 3) for step in range(600)]
+    orders = [sampling.permutation(key, chacha.Stream.BATCH_PLACES, step, 3) for step in range(600)]
     _, counts = np.unique(orders, axis=0, return_counts=True)
     assert len(counts) == 6 and stats.chisquare(counts).pvalue > LEVEL
 

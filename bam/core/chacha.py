@@ -37,7 +37,7 @@ class Stream(enum.IntEnum):
     BATCH = 3
     BATCH_TIES = 4  # further words for draws that BATCH left undecided
     PARTS = 6  # which part of the data each example is in
-    SLOTS = 7  # positions of rows in a padded batch
+    BATCH_PLACES = 7  # of rows in a padded batch
     COINS = 8  # of an audit's canaries
 
 

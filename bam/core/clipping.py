@@ -409,8 +409,8 @@ def finish(clip: Transform, mean: PyTree, state: PyTree) -> tuple[Grads, PyTree]
     `mean` is the noised sum divided by the expected batch size. Mean and state are both private, so
     this is post-processing. A transform without `finish` leaves both as they are.
     """
-    finish = getattr(clip, "finish", None)
-    return (mean, state) if finish is None else finish(mean, state)
+    own = getattr(clip, "finish", None)
+    return (mean, state) if own is None else own(mean, state)
 
 
 def _sensitivity(clip: Bounded) -> Number:

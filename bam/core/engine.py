@@ -209,21 +209,21 @@ def per_example_sum(
     noise: GaussianNoise | None = None,
     draw_places: bool = True,
 ) -> tuple[PyTree, Float[Array, " batch"]]:
-    r"""Sums a function of one example, $\sum_i m_i f(\theta, x_i)$, and keeps one number of each.
+    r"""Sums a function of one example, $\sum_i m_i f(\theta, x_i)$, and keeps a norm of each.
 
     Every sum over examples is one of these. Microbatches after the last real row are not run.
     Compile it as a whole with `jax.jit`, because each call makes its loops anew.
 
     Args, besides those of `clipped_sum`:
-      value_fn: f. Without a bound `(params, example) -> (summand, number)`, a pytree of floats and
-        a scalar; with a bound `(params, example) -> gradient`.
+      value_fn: f. With a bound `(params, example) -> gradient`. Without one
+        `(params, example) -> (summand, norm)`: a pytree of floats, and any scalar to keep.
       bound: the bound of that gradient, needed for noise. The engine puts the gradient in memory
         first, so the norm belongs to the very numbers that are scaled.
       draw_places: with noise, whether each row gets a random place (`bam.core.places`). Otherwise
         a row keeps its place within a microbatch, and real rows move to the first microbatches. The
         batch must then be padded at random, as by `sampling.pad`.
 
-    Returns the sum, float32 or wider, and the numbers, `[B]`, 0 in masked rows.
+    Returns the sum, float32 or wider, and the norms `[B]`, 0 in masked rows.
     """
     num_rows, size, mask = _checked(batch, mask, microbatch_size, mesh)
     value_fn = jax.jit(value_fn, inline=True)  # so that it is traced once, for shapes and sum
@@ -265,15 +265,15 @@ def per_example_sum(
         pytree.check_has_arrays(like, "gradient is")
         is_valid &= jnp.logical_not(jnp.isnan(bound.sensitivity))
     spec = _SumSpec(value_fn, bound, like, size, most_rows)
-    total, numbers = _sum_on_devices(spec, params, batch, mask, noise, mesh)
+    total, norms = _sum_on_devices(spec, params, batch, mask, noise, mesh)
     if noise is not None:
         total = _as_floats(total, noise, like, is_valid)
         total = with_noise_of_its_own(total, noise.key, noise.step)
     elif bound is not None:
         total = jax.tree.map(lambda x: jnp.where(is_valid, x, jnp.nan), total)
     if row_at is not None:  # back to the order of the batch
-        numbers = jnp.zeros(num_rows, numbers.dtype).at[row_at].set(numbers, mode="drop")
-    return total, numbers
+        norms = jnp.zeros(num_rows, norms.dtype).at[row_at].set(norms, mode="drop")
+    return total, norms
 
 
 def _as_floats(
@@ -331,14 +331,14 @@ def _sum_on_devices(
         params: Params, batch: PyTree, mask: Array, noise: GaussianNoise | None
     ) -> tuple[PyTree, Array]:
         batch, mask = jax.tree.map(lambda x: x[0], (batch, mask))
-        total, numbers = _sum_microbatches(spec, params, batch, mask, noise)
+        total, norms = _sum_microbatches(spec, params, batch, mask, noise)
         # The noise is added before `psum`, so no device holds the total without noise.
         if noise is not None:
             device = jax.lax.axis_index(mesh.axis_names[0]) if mesh else 0
             total = grid.add_share(noise, total, device, num_devices)
         if mesh:
             total = jax.tree.map(lambda x: jax.lax.psum(x, mesh.axis_names[0]), total)
-        return total, numbers[None, : mask.shape[0]]
+        return total, norms[None, : mask.shape[0]]
 
     def share_out(x: Array) -> Array:
         # [rows, …] -> [devices, rows of each, …]. Devices take rows in turn, because real rows
@@ -357,13 +357,13 @@ def _sum_on_devices(
         )
     shares = jax.tree.map(share_out, pad_rows((batch, mask), -mask.shape[0] % num_devices))
     try:
-        total, numbers = sum_on_each(params, *shares, noise)
+        total, norms = sum_on_each(params, *shares, noise)
     except ValueError as error:  # a row alone could be traced above, but not one device's rows
         if mesh is None:
             raise
         reason = str(error).partition("\n")[0]
         raise InputError(f"{ONE_DEVICE} ({reason})") from error
-    return total, numbers.swapaxes(0, 1).reshape(-1)[: mask.shape[0]]
+    return total, norms.swapaxes(0, 1).reshape(-1)[: mask.shape[0]]
 
 
 def _sum_microbatches(
@@ -387,18 +387,18 @@ def _sum_microbatches(
     num_microbatches = jnp.max(jnp.where(is_used, jnp.arange(1, len(is_used) + 1), 0))
 
     def add_microbatch(i: Array | int, carry: PyTree) -> PyTree:
-        total, numbers = carry
+        total, norms = carry
         examples, is_real = jax.tree.map(
             lambda x: jax.lax.dynamic_slice_in_dim(x, i * size, size), (batch, mask)
         )
         total, new = _add_microbatch(spec, params, examples, is_real, total, noise)
-        return total, jax.lax.dynamic_update_slice_in_dim(numbers, new, i * size, axis=0)
+        return total, jax.lax.dynamic_update_slice_in_dim(norms, new, i * size, axis=0)
 
-    numbers = jnp.zeros(mask.shape, jnp.result_type(float))
+    norms = jnp.zeros(mask.shape, jnp.result_type(float))
     loop = jax.named_scope("microbatches")(jax.lax.fori_loop)
     if spec.most_rows is None:
         total = optax.tree.zeros_like(spec.like)
-        return loop(0, num_microbatches, add_microbatch, (total, numbers))
+        return loop(0, num_microbatches, add_microbatch, (total, norms))
 
     # The sum of `per_carry` microbatches fits 32 bits; then it is carried over.
     per_carry = jnp.maximum(1, jax.lax.div(jnp.asarray(spec.most_rows, jnp.int32), np.int32(size)))
@@ -406,16 +406,16 @@ def _sum_microbatches(
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.int32), spec.like)
 
     def add_and_carry(part: Array | int, carry: PyTree) -> PyTree:
-        total, numbers = carry
+        total, norms = carry
         begin = part * per_carry
         end = jnp.minimum(begin + per_carry, num_microbatches)
-        some, numbers = loop(begin, end, add_microbatch, (zeros, numbers))
-        return grid.carried(total._replace(low=total.low + pytree.as_vector(some))), numbers
+        some, norms = loop(begin, end, add_microbatch, (zeros, norms))
+        return grid.carried(total._replace(low=total.low + pytree.as_vector(some))), norms
 
     zero = jnp.zeros(pytree.num_params(zeros), jnp.int32)
     num_parts = jax.lax.div(num_microbatches + per_carry - 1, per_carry)
     carries = jax.named_scope("carries")(jax.lax.fori_loop)
-    return carries(0, num_parts, add_and_carry, (grid.Total(zero, zero), numbers))
+    return carries(0, num_parts, add_and_carry, (grid.Total(zero, zero), norms))
 
 
 def _add_microbatch(
@@ -443,13 +443,13 @@ def _add_microbatch(
         return by_row(functools.partial(_summand, bound, spacing))(params, values)
 
     def add(summands: tuple[PyTree, Array], carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
-        terms, numbers = summands
+        terms, norms = summands
         # Masked rows add zero whatever they hold, NaN included.
         real = jax.tree.map(
             lambda x: jnp.where(mask.reshape(size, *(1,) * (x.ndim - 1)), x, 0), terms
         )
         sums = jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=x.dtype), real)
-        new = jnp.where(mask, numbers, 0).astype(carry[1].dtype)
+        new = jnp.where(mask, norms, 0).astype(carry[1].dtype)
         return jax.tree.map(jnp.add, carry[0], sums), new
 
     values = by_row(spec.value_fn)(params, examples)
@@ -470,7 +470,7 @@ def _summand(
     bound: Bound | None, spacing: Any, params: Params, value: PyTree
 ) -> tuple[PyTree, Float[Array, ""]]:
     """Returns one example's bounded gradient (floats, or multiples of a spacing) and its norm."""
-    terms, number = value if bound is None else bound.bounded_grad(params, value)
+    terms, norm = value if bound is None else bound.bounded_grad(params, value)
     terms = jax.tree.map(pytree.at_least_float32, terms)
     if spacing is not None and bound is not None:
         # An entry beyond 2 S, or NaN, becomes 2 S: that fits an integer, and `_measured` drops the
@@ -479,7 +479,7 @@ def _summand(
         if not bound.is_proved:
             terms = jax.tree.map(lambda x: jnp.where(jnp.abs(x) <= beyond, x, beyond), terms)
         terms = jax.tree.map(lambda x: grid.cut(x, spacing), terms)
-    return terms, number
+    return terms, norm
 
 
 def _measured(

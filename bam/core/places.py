@@ -8,8 +8,7 @@ row changes neither the law of the others' places nor, given their places, what 
 The microbatch and the device that sum a row do not matter, because all run the same code on devices
 of one kind.
 
-In this file a *slot* is a position among all rows of all microbatches; a *place* is a position
-within a microbatch.
+A place is a microbatch and an index in it. Only the index matters to a compiler.
 """
 
 import jax
@@ -22,43 +21,43 @@ from bam.core.gaussian import GaussianNoise
 
 def draw(
     noise: GaussianNoise, mask: Bool[Array, " rows"], microbatch_size: int, num_devices: int
-) -> Int[Array, " slots"]:
-    """The row number at each slot, at random places.
+) -> Int[Array, " places"]:
+    """Returns the row number at each place, at random.
 
-    An empty slot has a number beyond the last row. Devices take rows in turn: device d of D has
-    slots d, d + D, ….
+    An empty place has a number beyond the last row. Devices take rows in turn: device d of D has
+    places d, d + D, ….
     """
-    num_slots = _num_slots(mask, microbatch_size, num_devices)
-    rows = jnp.arange(num_slots)
-    if microbatch_size > 1:  # a microbatch of one row has one place
+    num_places = _num_places(mask, microbatch_size, num_devices)
+    rows = jnp.arange(num_places)
+    if microbatch_size > 1:  # in microbatches of one row every index is 0
         # Rows are sorted by random numbers of 96 bits; two of 10⁶ are equal with probability 1e-17.
-        numbers = jnp.arange(-(-3 * num_slots // 16), dtype=jnp.uint32)
+        numbers = jnp.arange(-(-3 * num_places // 16), dtype=jnp.uint32)
         words = blocks(noise.key, numbers, nonce(Stream.PLACES, noise.step)).ravel()
-        *_, rows = jax.lax.sort((*words[: 3 * num_slots].reshape(3, -1), rows), num_keys=3)
+        *_, rows = jax.lax.sort((*words[: 3 * num_places].reshape(3, -1), rows), num_keys=3)
     return _real_rows_first(rows, mask, microbatch_size, num_devices)
 
 
 def in_batch(
     mask: Bool[Array, " rows"], microbatch_size: int, num_devices: int
-) -> Int[Array, " slots"]:
-    """The row number at each slot if the rows' order is random already, as by `sampling.pad`.
+) -> Int[Array, " places"]:
+    """Returns the row number at each place if their order is random, as by `sampling.pad`.
 
     The places are then as secret as the seed of the batches.
     """
-    rows = jnp.arange(_num_slots(mask, microbatch_size, num_devices))
+    rows = jnp.arange(_num_places(mask, microbatch_size, num_devices))
     return _real_rows_first(rows, mask, microbatch_size, num_devices)
 
 
-def _num_slots(mask: Array, microbatch_size: int, num_devices: int) -> int:
+def _num_places(mask: Array, microbatch_size: int, num_devices: int) -> int:
     return mask.shape[0] + -mask.shape[0] % (microbatch_size * num_devices)
 
 
 def _real_rows_first(
-    rows: Int[Array, " slots"], mask: Bool[Array, " rows"], microbatch_size: int, num_devices: int
-) -> Int[Array, " slots"]:
-    """Moves real rows into the first microbatches; each keeps its place within a microbatch.
+    rows: Int[Array, " places"], mask: Bool[Array, " rows"], microbatch_size: int, num_devices: int
+) -> Int[Array, " places"]:
+    """Moves real rows into the first microbatches, where each keeps its index.
 
-    The number of microbatches with a real row is then the largest number of real rows at one place.
+    The number of microbatches with a real row is then the largest number of real rows at one index.
     """
     rows = rows.reshape(-1, microbatch_size)
     is_real = mask.at[rows].get(mode="fill", fill_value=False)

@@ -30,10 +30,10 @@ PADDING = 2**31 - 1  # stands for a row number where there is no example
 
 
 class PaddedBatch(NamedTuple):
-    """Row numbers of the sampled examples, at random positions among a fixed number of rows.
+    """Row numbers of the sampled examples, at random places among a fixed number of rows.
 
     Attributes:
-      indices: `[M]` int32 row numbers in the data set, and `PADDING` at positions without an
+      indices: `[M]` int32 row numbers in the data set, and `PADDING` at places without an
         example.
       mask: `[M]` bool, True for sampled examples.
     """
@@ -122,7 +122,7 @@ def permutation(
         words = chacha.words(key, 2 * size, nonce(stream, step, attempt))
         numbers = _uint64(words.reshape(2, size))
         order = np.argsort(numbers)
-        # Equal numbers would be ordered by place, which is not uniform: draw again.
+        # Equal numbers would be ordered by index, which is not uniform: draw again.
         if np.all(np.diff(numbers[order])):
             break
     return order
@@ -164,8 +164,8 @@ def allocated_sample(
     """
     if batches_per_epoch < 1:
         raise InputError(f"batches_per_epoch must be at least 1, got {batches_per_epoch}")
-    epoch, place = divmod(step - 1, batches_per_epoch)
-    return np.flatnonzero(cycle_parts(seed, num_examples, batches_per_epoch, epoch + 1) == place)
+    epoch, part = divmod(step - 1, batches_per_epoch)
+    return np.flatnonzero(cycle_parts(seed, num_examples, batches_per_epoch, epoch + 1) == part)
 
 
 @functools.lru_cache(maxsize=2)
@@ -193,17 +193,17 @@ def separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:
 def usual_capacity(
     num_examples: int, sampling_prob: float, overflow_prob: float = OVERFLOW_PROB
 ) -> int:
-    """Returns a number of rows, at most N, that a Poisson draw exceeds with `overflow_prob`."""
+    """Returns a number of rows, at most N, that a draw exceeds with at most `overflow_prob`."""
     rows = int(stats.binom.isf(overflow_prob, num_examples, sampling_prob)) + 1
     return max(1, min(rows, num_examples))
 
 
 def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: int) -> PaddedBatch:
-    """Puts row numbers at random positions of `capacity` rows, doubled until they all fit.
+    """Puts row numbers at random places of `capacity` rows, doubled until they all fit.
 
-    All positions, in any order, are equally likely. So removing a row does not change the law of
-    the other rows' positions, and the bits that a `vmap` computes at a position do not tell who
-    else was drawn. That holds while the draw fits the capacity; the probability that it does not
+    All places, in any order, are equally likely. So removing a row does not change the law of the
+    other rows' places, and the bits that a `vmap` computes at a place do not tell who else was
+    drawn. That holds while the draw fits the capacity; the probability that it does not
     (`usual_capacity`) adds to δ. A draw is never cut, because leaving examples out would change the
     sampling distribution. A longer shape is rare and costs one more compilation.
 
@@ -226,8 +226,8 @@ def pad(indices: Int64[np.ndarray, " sampled"], capacity: int, seed: int, step: 
         raise InputError("the batch has a row twice: one example would count twice")
     while capacity < len(indices):
         capacity *= 2
-    # Another stream than the draw, so a position says nothing about who was drawn.
-    slots = permutation(seeds.host_key(seed, "batches"), Stream.SLOTS, step, capacity)
+    # Another stream than the draw, so a place says nothing about who was drawn.
+    places = permutation(seeds.host_key(seed, "batches"), Stream.BATCH_PLACES, step, capacity)
     padded = np.full(capacity, PADDING, np.int32)
-    padded[slots[: len(indices)]] = indices
+    padded[places[: len(indices)]] = indices
     return PaddedBatch(padded, padded != PADDING)

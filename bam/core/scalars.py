@@ -32,7 +32,7 @@ def number(name: str, value: Any) -> int | float:
 
 
 def real(name: str, value: Any) -> float:
-    """Returns a value that `number` takes as a float."""
+    """Returns as a float what `number` returns."""
     try:
         return float(number(name, value))
     except OverflowError:

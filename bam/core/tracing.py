@@ -148,8 +148,8 @@ def _mapped_values(x: Any) -> np.ndarray | None:
     if isinstance(x, jax.core.Tracer):
         return None
     values = np.asarray(x)
-    for place, axis in enumerate(axis for axis in reversed(axes) if axis is not None):
-        values = np.moveaxis(values, axis + place, place)
+    for target, axis in enumerate(axis for axis in reversed(axes) if axis is not None):
+        values = np.moveaxis(values, axis + target, target)
     return values
 
 

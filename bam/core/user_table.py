@@ -26,11 +26,11 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
     """
     order = np.argsort(ids, kind="stable")
     _, starts, counts = np.unique(ids[order], return_index=True, return_counts=True)
-    place, start, count = np.arange(size), starts[:, None], counts[:, None]
+    j, start, count = np.arange(size), starts[:, None], counts[:, None]
     # The j-th of k kept rows is number j · count / k of the user.
-    nth = np.where(count > size, place * count // size, place)
+    nth = np.where(count > size, j * count // size, j)
     rows = order[start + np.minimum(nth, count - 1)]
-    return np.where(place < count, rows, EMPTY).astype(np.int64)
+    return np.where(j < count, rows, EMPTY).astype(np.int64)
 
 
 def examples(batch: PaddedBatch, table: Int64[np.ndarray, "users k"]) -> PaddedBatch:

@@ -212,7 +212,7 @@ def stand_in(name: str, size: int = 0) -> Dataset:
 def normalize(
     dataset: Dataset, images: Num[np.ndarray | Array, "*batch h w c"]
 ) -> Float32[np.ndarray | Array, "*batch h w c"]:
-    """Returns float32 images of mean 0 and deviation 1.
+    """Returns normalised images, float32.
 
     `(x / 255 - mean) / std` for uint8 pixels, `(x - mean) / std` for float features.
     """
