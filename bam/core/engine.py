@@ -220,7 +220,7 @@ def per_example_sum(
       bound: the bound of that gradient, needed for noise. The engine puts the gradient in memory
         first, so the norm belongs to the very numbers that are scaled.
       draw_places: with noise, whether each row gets a random place (`bam.core.places`). Otherwise
-        a row keeps its place within a microbatch, and real rows move to the first microbatches. The
+        a row keeps its index in a microbatch, and real rows move to the first microbatches. The
         batch must then be padded at random, as by `sampling.pad`.
 
     Returns the sum, float32 or wider, and the norms `[B]`, 0 in masked rows.

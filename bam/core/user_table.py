@@ -12,7 +12,7 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
     """Returns the rows of each user, at most k of them.
 
     A user with fewer has -1 at the end. Users are in the order of their ids, so adding a user
-    leaves the other users' rows as they are; only their places in the table shift. If a user has
+    leaves the other users' rows as they are, and only moves them in the table. If a user has
     more than k rows, k of them are kept, evenly spaced in the order of the source. The choice does
     not depend on other users.
 
