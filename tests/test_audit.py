@@ -42,7 +42,7 @@ def build(num_steps=NUM_STEPS, clip="l2"):
     """A linear model of two leaves, 10 and 360 numbers, on 80 examples."""
     config = canary_config("dp_sgd", 20, num_steps)
     config.clip.name = clip
-    return trainer.build(config, canary.canary_dataset(80, num_classes=10, num_features=36))
+    return loop.build(config, canary.canary_dataset(80, num_classes=10, num_features=36))
 
 
 @functools.cache  # compiled once for all that is planted around its step
@@ -106,7 +106,7 @@ def hiding_its_noise(plan, clip_norm):
 
 
 def test_only_a_private_run_whose_noise_can_be_read_is_recorded():
-    non_private = trainer.build(canary_config("non_private"), canary.canary_dataset(8))
+    non_private = loop.build(canary_config("non_private"), canary.canary_dataset(8))
     with pytest.raises(ValueError, match="only a private run"):
         whole_run.record(non_private, 0)
     with pytest.raises(ValueError, match="finish"):
@@ -206,14 +206,14 @@ def test_noise_that_is_wrong_is_caught_by_name(fault):
 
 def test_a_noise_key_used_again_after_fifty_steps_is_caught():
     def change(state, batch):
-        return state._replace(noise=state.noise._replace(step=state.noise.step % 50)), batch
+        return state._replace(noise=state.private.privatize.noise._replace(step=state.private.privatize.noise.step % 50)), batch
 
     assert "steps" in caught(given(change))
 
 
 def test_noise_that_begins_anew_on_resume_is_caught():
     def change(state, batch):
-        start = state.noise._replace(step=state.noise.step * (int(state.step) != CUT))
+        start = state.private.privatize.noise._replace(step=state.private.privatize.noise.step * (int(state.step) != CUT))
         return state._replace(noise=start), batch
 
     assert caught(given(change), cut=CUT) == ["steps"]
@@ -222,7 +222,7 @@ def test_noise_that_begins_anew_on_resume_is_caught():
 def test_resuming_with_the_saved_key_of_a_run_without_a_seed_is_caught():
     def change(state, batch):
         if int(state.step) >= CUT:
-            state = state._replace(noise=with_new_key(state.noise, jnp.full(8, 7, jnp.uint32)))
+            state = state._replace(noise=with_new_key(state.private.privatize.noise, jnp.full(8, 7, jnp.uint32)))
         return state, batch
 
     assert caught(given(change), None, None, cut=CUT) == ["steps"]
@@ -241,7 +241,7 @@ def test_sampling_that_begins_anew_on_resume_is_caught(monkeypatch, first=17):
     def restarted(seed, step, *arguments):
         return right_one(seed, step if step <= CUT else step - CUT + first, *arguments)
 
-    monkeypatch.setattr(loop.sampling, "poisson_sample", restarted)
+    monkeypatch.setattr(duration.sampling, "poisson_sample", restarted)
     assert caught(right(), cut=CUT) == ["batch pairs"]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bam.data import augment
-from bam.training import examples, trainer
+from bam.training import examples, loop
 from configs import digits
 
 IMAGE = jnp.arange(6 * 5 * 2, dtype=jnp.uint8).reshape(6, 5, 2)
@@ -87,7 +87,7 @@ def config_of(**changes):
 
 
 def test_a_step_sees_views_and_mixtures_of_each_example_alone():
-    built = trainer.build(config_of())
+    built = loop.build(config_of())
     state, split = built.init(0), built.place(built.dataset.train)
     at = examples.example_at(built.parts.inputs, split, state.step)
     key = jax.random.key(3)
@@ -124,4 +124,4 @@ def test_a_step_sees_views_and_mixtures_of_each_example_alone():
 )
 def test_mixtures_that_cannot_be_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        trainer.build(config_of(**changes))
+        loop.build(config_of(**changes))

@@ -434,12 +434,12 @@ def test_disk_looks_ahead_where_the_last_step_pointed_and_filters():
         expected = optax.tree.add(
             optax.tree.scale(a, plain(there)), optax.tree.scale(1 - a, plain(before.params))
         )
-        found = own.grad(own.ascend(before.params, before.private_grad), example)
+        found = own.grad(own.ascend(before.params, before.private.previous), example)
         jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
         # What is filtered is what is released: the step itself, over the rate.
         step = jax.tree.map(lambda x, y: (x - y) / -0.1, after.params, before.params)
         jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, atol=1e-3), step, after.private_grad
+            lambda x, y: np.testing.assert_allclose(x, y, atol=1e-3), step, after.private.previous
         )
         released.append(after)
     transform = disk.clip(PLAN, CLIP_NORM, kappa)

@@ -11,7 +11,7 @@ import pytest
 from bam import models, named
 from bam.data import datasets
 from bam.training import config as base
-from bam.training import loading, loop, parts, trainer
+from bam.training import loading, loop, parts
 from configs import extensions
 from examples import with_equinox, with_flax, with_jax_privacy
 from examples.own_images import walk
@@ -224,7 +224,7 @@ def test_a_model_of_ones_own_gets_its_options_as_they_are():
     config = tiny_digits(num_steps=1)
     name = f"{__name__}:scaled"
     base.name_part(config, "model", name, factor=np.ones(2), widths=(4,))
-    trainer.build(config)
+    loop.build(config)
 
 
 def test_a_model_and_a_data_set_of_ones_own_are_trained_from_their_config():

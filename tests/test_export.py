@@ -187,7 +187,7 @@ def test_a_convolutional_network_in_bfloat16_predicts_the_same_to_the_bit(tmp_pa
     loaded = export.load(tmp_path / "out")
 
     @jax.jit
-    def evaluate(params, images, labels):  # as `trainer.build` writes it
+    def evaluate(params, images, labels):  # as `loop.build` writes it
         logits = loaded.model.logits(params, loaded.prepare(images))
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return jnp.sum(jnp.argmax(logits, axis=-1) == labels), jnp.sum(losses)

@@ -15,7 +15,7 @@ from bam.cli.main import main
 from bam.data import users
 from bam.models import losses
 from bam.release import export, records, report
-from bam.training import loop, rundir, trainer
+from bam.training import loop, rundir
 from configs import digits
 from tests import runs
 from tests.cases import refused, run_command
@@ -59,23 +59,23 @@ def segmenter(num_classes):
 
 
 def test_several_labels_are_judged_by_accuracy_and_auroc():
-    built = trainer.build(config_of("binary"), data_of(SEVERAL, 3))
+    built = loop.build(config_of("binary"), data_of(SEVERAL, 3))
     result = loop.train(built, 0)
-    outputs = built.evaluate(loop.whole_model(result.state), *built.dataset.test)[2]
+    outputs = built.score_images(loop.whole_model(result.state), *built.dataset.test)[2]
     auroc = sklearn_metrics.roc_auc_score(SEVERAL, outputs, average=None)
     assert result.summary["test_auroc"] == pytest.approx(auroc.mean())
     assert [result.summary[f"test_auroc/{k}"] for k in range(3)] == pytest.approx(list(auroc))
     right = np.mean((np.asarray(outputs) > 0) == SEVERAL)
     assert result.summary["test_accuracy"] == pytest.approx(right)
     one_sided = data_of(np.concatenate([SEVERAL[:, :2], np.zeros((40, 1), np.int32)], 1), 3)
-    found = loop.evaluate(trainer.build(config_of("binary"), one_sided), result.state.params)
+    found = loop.evaluate(loop.build(config_of("binary"), one_sided), result.state.params)
     assert "test_auroc/2" not in found and "test_auroc" in found
 
 
 def test_numbers_have_no_accuracy_and_a_mean_absolute_error():
-    built = trainer.build(config_of("squared_error"), data_of(NUMBERS, 1))
+    built = loop.build(config_of("squared_error"), data_of(NUMBERS, 1))
     result = loop.train(built, 0)
-    outputs = built.evaluate(result.state.params, *built.dataset.test)[2][:, 0]
+    outputs = built.score_images(result.state.params, *built.dataset.test)[2][:, 0]
     assert result.summary["test_accuracy"] is None
     expected = np.abs(np.asarray(outputs) - NUMBERS).mean()
     assert result.summary["test_mean_absolute_error"] == pytest.approx(expected, rel=1e-5)
@@ -84,9 +84,9 @@ def test_numbers_have_no_accuracy_and_a_mean_absolute_error():
 def test_pixels_are_judged_by_intersection_over_union():
     config = config_of("per_pixel")
     config.model = {"name": "tests.test_losses:segmenter"}
-    built = trainer.build(config, data_of(PIXELS, 2))
+    built = loop.build(config, data_of(PIXELS, 2))
     result = loop.train(built, 0)
-    outputs = built.evaluate(result.state.params, *built.dataset.test)[2]
+    outputs = built.score_images(result.state.params, *built.dataset.test)[2]
     found = np.asarray(outputs).argmax(-1)
     both = [(found == k) & (k == PIXELS) for k in range(2)]
     either = [(found == k) | (k == PIXELS) for k in range(2)]
@@ -95,7 +95,7 @@ def test_pixels_are_judged_by_intersection_over_union():
     assert result.summary["test_accuracy"] == pytest.approx(np.mean(found == PIXELS))
     config.augment.flip = "horizontal"
     with pytest.raises(ValueError, match="does not move the labels with the pixels"):
-        trainer.build(config, data_of(PIXELS, 2))
+        loop.build(config, data_of(PIXELS, 2))
 
 
 @pytest.mark.parametrize("labels", [SEVERAL, NUMBERS])
@@ -104,7 +104,7 @@ def test_a_users_gradient_is_the_mean_over_its_examples_labels(labels):
     loss = "binary" if labels.ndim == 2 else "squared_error"
     data = data_of(labels, num)._replace(users=np.arange(40) // 3)
     config = config_of(loss, **{"dataset.group_size": 4})
-    built = trainer.build(config, data)
+    built = loop.build(config, data)
     assert built.dataset.train.labels.shape[:2] == (14, 4)
     params = built.init(0).params
     images, own = built.dataset.train
@@ -146,7 +146,7 @@ def test_a_users_gradient_is_the_mean_over_its_examples_labels(labels):
     ],
 )
 def test_labels_that_a_loss_cannot_take_are_one_line(loss, labels, num_classes, message):
-    refused(message, trainer.build, config_of(loss), data_of(labels, num_classes))
+    refused(message, loop.build, config_of(loss), data_of(labels, num_classes))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_several_labels_and_numbers_are_imported_shown_and_trained_on(
 
 def diverging(config, data, number):
     """An experiment whose weights are `number` after every step."""
-    return runs.diverging(trainer.build(config, data), number)
+    return runs.diverging(loop.build(config, data), number)
 
 
 def diverged(folder, loss, labels, num_classes, number, **changes):
@@ -271,16 +271,16 @@ def test_a_run_whose_loss_is_not_finite_is_finished_and_released_and_its_page_sa
 
 def test_an_image_whose_loss_is_not_a_number_is_wrong_and_no_other_is():
     data = data_of(SEVERAL[:, 0], 2)
-    built = trainer.build(config_of("cross_entropy"), data)
+    built = loop.build(config_of("cross_entropy"), data)
     params = built.init(0).params
-    right = [int(built.evaluate(params, *(x[i : i + 1] for x in data.test))[0]) for i in range(40)]
+    right = [int(built.score_images(params, *(x[i : i + 1] for x in data.test))[0]) for i in range(40)]
     missing = right.index(1)
     images = data.test.images.copy()
     images[missing, 0, 0] = np.nan
     found = loop.evaluate(built, params) | {"test_loss": 0}
     assert found["test_accuracy"] * 40 == pytest.approx(sum(right))
     test = data.test._replace(images=images)
-    changed = trainer.build(config_of("cross_entropy"), data._replace(test=test))
+    changed = loop.build(config_of("cross_entropy"), data._replace(test=test))
     found = loop.evaluate(changed, params)
     assert found["test_accuracy"] * 40 == pytest.approx(sum(right) - 1)
     assert np.isnan(found["test_loss"])
@@ -290,7 +290,7 @@ def test_an_infinite_setting_is_written_as_the_word_that_sets_it_again(tmp_path)
     config = digits.get_config("non_private")
     config.update({"epsilon": np.inf, "num_steps": 1})
     config.model.name = "linear"
-    loop.train(trainer.build(config), 0, tmp_path)
+    loop.train(loop.build(config), 0, tmp_path)
     recorded = strict_json((tmp_path / "config.json").read_text())["epsilon"]
     assert float(recorded) == np.inf
     config.seed = 0
@@ -302,4 +302,4 @@ def test_a_data_set_whose_constants_would_make_every_input_not_a_number_is_refus
     data = data_of(SEVERAL[:, 0], 2)
     for change in ({"mean": np.full(1, np.nan)}, {"std": np.zeros(1)}, {"std": np.full(1, np.inf)}):
         config, data_changed = config_of("cross_entropy"), data._replace(**change)
-        refused("must be finite, and std above 0", trainer.build, config, data_changed)
+        refused("must be finite, and std above 0", loop.build, config, data_changed)

@@ -13,7 +13,7 @@ from bam.data import datasets
 from bam.models import figures, losses
 from bam.release import records, report
 from bam.sweep import comparison, runs, studies
-from bam.training import loop, summary, trainer
+from bam.training import loop, summary
 from tests import runs as finished_runs
 from tests.cases import grid
 from tests.labels import NUMBERS, PIXELS, SEVERAL, config_of, data_of
@@ -195,9 +195,9 @@ KINDS = {
 @pytest.mark.parametrize("kind", ["cross_entropy", "binary", "squared_error"])
 def test_a_run_ends_with_the_figures_of_the_weights_that_are_released(kind, tmp_path):
     data = data_of(*KINDS[kind])
-    built = trainer.build(config_of(kind, **{"checkpoint.every": 1}), data)
+    built = loop.build(config_of(kind, **{"checkpoint.every": 1}), data)
     result = loop.train(built, 0, tmp_path)
-    outputs = np.asarray(built.evaluate(loop.whole_model(result.state), *data.test)[2])
+    outputs = np.asarray(built.score_images(loop.whole_model(result.state), *data.test)[2])
     judge = losses.LOSSES[kind].make().figures
     expected = judge(outputs, data.test.labels, ())["figures"]
     assert result.summary["figures"] == expected
@@ -209,7 +209,7 @@ def test_a_run_ends_with_the_figures_of_the_weights_that_are_released(kind, tmp_
     (tmp_path / "summary.json").unlink()
     assert loop.train(built, 0, tmp_path).summary["figures"] == expected
     # The control: of other weights they are others.
-    start = np.asarray(built.evaluate(built.init(0).params, *data.test)[2])
+    start = np.asarray(built.score_images(built.init(0).params, *data.test)[2])
     assert judge(start, data.test.labels, ())["figures"] != expected
 
 
@@ -222,7 +222,7 @@ def test_names_of_classes_are_those_of_the_data_set_if_they_tell_them_apart(name
         classes = names
 
     split = data_of(np.array([0, 1] * 5), 2)
-    built = trainer.build(config_of("cross_entropy"), Named(*split))
+    built = loop.build(config_of("cross_entropy"), Named(*split))
     found = summary.loss_figures(built, logits(*[0, 1] * 5))["figures"]
     assert {name[7:] for name in found if name.startswith("recall/")} == expected
 
@@ -430,7 +430,7 @@ def test_the_best_setting_is_the_one_of_the_best_metric():
 
 
 def test_a_sweep_of_numbers_compares_losses(tmp_path, monkeypatch):
-    built = trainer.build(config_of("squared_error"), data_of(*KINDS["squared_error"]))
+    built = loop.build(config_of("squared_error"), data_of(*KINDS["squared_error"]))
     config, events = built.config, []
     monkeypatch.setattr(loop, "build", lambda config, plan: built)
     wanted = {"a": comparison.with_seeds("a", config, 1)}

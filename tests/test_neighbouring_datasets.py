@@ -158,7 +158,7 @@ def moved_by_removing_row_0(is_drawn, users, monkeypatch, by_number=False):
         indices[places] = np.where(drawn >= removed, drawn - removed, sampling.PADDING)
         batch = sampling.PaddedBatch(indices, indices != sampling.PADDING)
         state = built.step(built.init(0), built.place(built.dataset.train), batch)
-        gradients.append(state.private_grad)
+        gradients.append(state.private.previous)
     difference = jax.tree.map(lambda a, b: a - b, *gradients)
     moved: float = 30 * float(optax.tree.norm(difference)) / built.sensitivity
     return moved

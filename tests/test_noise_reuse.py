@@ -705,7 +705,7 @@ def test_equal_keys_are_refused_where_vmap_shows_them_and_give_nan_elsewhere():
     refused(TWICE, update, rows, state)
     assert np.isnan(jax.jit(update)(rows, state)).all()
     assert np.isfinite(jax.jit(jax.vmap(total))(weights, keys(2))).all()  # the controls
-    steps = state._replace(noise=state.noise._replace(step=jnp.arange(2)))
+    steps = state._replace(noise=state.private.privatize.noise._replace(step=jnp.arange(2)))
     assert (
         np.isfinite(update(rows, steps)).all() and np.isfinite(jax.jit(update)(rows, steps)).all()
     )

@@ -363,7 +363,7 @@ def test_settings_of_other_plans_with_equal_noise_are_refused(tmp_path, monkeypa
     def with_equal_noise(config, plan=None):
         trainer = build(config, plan=plan)
         equal = dataclasses.replace(trainer.plan, noise_multiplier=9.0)
-        mean = dataclasses.replace(trainer.parts.mean, noise_multiplier=9.0)
+        mean = dataclasses.replace(trainer.parts.gradient.mean, noise_multiplier=9.0)
         parts = dataclasses.replace(trainer.parts, mean=mean)
         return dataclasses.replace(trainer, plan=equal, parts=parts)
 

@@ -296,10 +296,10 @@ def test_an_example_that_is_not_finite_changes_no_weight_and_is_counted(bad):
     built = build(config_of_small(), spoilt)
     after = built.step(built.init(0), spoilt.train, rows)
     dropped = not math.isfinite(bad)
-    assert int(after.num_nonfinite) == dropped
+    assert int(after.private.num_nonfinite) == dropped
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(after.params))
     expected = built.step(built.init(0), spoilt.train, without)
-    same = np.allclose(after.private_grad["bias"], expected.private_grad["bias"], atol=1e-6)
+    same = np.allclose(after.private.previous["bias"], expected.private.previous["bias"], atol=1e-6)
     assert same == dropped  # control: a finite one, however large, does count
 
 

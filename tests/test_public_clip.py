@@ -99,7 +99,7 @@ def test_the_command_prints_the_flags_of_a_c_that_the_private_images_do_not_chan
             np.full((40, 28, 28, 1), brightness, np.uint8), rng.integers(0, 10, 40).astype(np.int32)
         )
         dataset = datasets.load("digits")._replace(train=private, test=private)
-        own = trainers.loading.listed
+        own = trainers.loading.list_data
         given = dataset, lambda: dataset
         monkeypatch.setattr(
             trainers.loading,

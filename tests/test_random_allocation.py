@@ -18,7 +18,6 @@ from bam.privacy import accounting, mechanisms, processes
 from bam.privacy import random_allocation as accountant
 from bam.privacy.random_allocation import epsilon_of_random_allocation
 from bam.privacy.run import PrivateRun
-from bam.training import trainer
 from tests.audits import NUM_CANARIES, canary_config, one_run_config
 from tests.cases import mostly
 
@@ -177,7 +176,7 @@ def build(num_steps=60):
     config = canary_config("dp_sgd", 20, num_steps)
     config.update({"accountant": "pld", "spare_steps": 3})
     config.mechanism.name = "random_allocation"
-    return trainer.build(config, canary.canary_dataset(80))
+    return loop.build(config, canary.canary_dataset(80))
 
 
 def test_whole_runs_that_stop_in_an_epoch_begin_a_new_one(monkeypatch):

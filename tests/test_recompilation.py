@@ -18,7 +18,7 @@ from bam.core import clipping, grid, noise, program, pytree
 from bam.models import finetune
 from bam.privacy import clips
 from bam.privacy.mechanisms import MECHANISMS
-from bam.training import methods, parts, trainer
+from bam.training import loop, methods, parts
 from tests.cases import (
     assert_same_bits,
     compilations,
@@ -138,7 +138,7 @@ def trained(case, changes, seed=0):
             for key in [x for x in options if x.startswith(f"{section}.")]:
                 config[section][key.partition(".")[2]] = options[key]
     config.update_from_flattened_dict(options)
-    run = trainer.build(config, DATA)
+    run = loop.build(config, DATA)
     state, train = run.init(seed), run.place(DATA.train)
     for step in (1, 2):
         state = run.step(state, train, run.plan.batch(seed, step))
@@ -618,7 +618,7 @@ def test_a_config_with_a_number_that_cannot_be_is_refused(key):
     for name in ("zero", "negative", "nan", "inf", "-inf"):
         config = tiny_digits(expected_batch_size=12, microbatch_size=4, delta=1e-3)
         config.update_from_flattened_dict({key: BAD[name]})
-        refused(key.rpartition(".")[2], trainer.build, config, DATA)
+        refused(key.rpartition(".")[2], loop.build, config, DATA)
 
 
 # Objects of one's own, as docs/extending.md shows them.

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from bam.training import parts, schedules, trainer
+from bam.training import loop, parts, schedules
 from bam.training.schedules import Schedule
 from configs import digits
 
@@ -15,7 +15,7 @@ def build(**changes):
     config.update({"accountant": "rdp", "num_steps": 6, "expected_batch_size": 20})
     config.model.name, config.optimizer.name = "linear", "sgd"
     config.update_from_flattened_dict(changes)
-    return trainer.build(config)
+    return loop.build(config)
 
 
 def rates(schedule, peak):

@@ -20,7 +20,7 @@ from bam.core.noise import advance_noise, init_noise
 from bam.privacy import accounting, checkpoint, ledger, mechanisms, tradeoff
 from bam.privacy import plan as plans
 from bam.training import config as base
-from bam.training import loop, trainer
+from bam.training import loop
 from configs import digits
 from examples import adaptive_clipping
 from tests.cases import assert_same_bits
@@ -341,7 +341,7 @@ def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
 
 
 def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_path):
-    built = trainer.build(small(spare_steps=2))
+    built = loop.build(small(spare_steps=2))
     with pytest.raises(loop.StoppedError):
         loop.train(built, None, tmp_path, should_stop=after(5))
     assert header_of(tmp_path)["steps_begun"] == 4
@@ -351,7 +351,7 @@ def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_pat
     # Step 4 began the second block of three: two more steps count, for which two were spare.
     assert resumed.summary["steps_begun"] == 10
     assert resumed.summary["steps_taken"] == 8
-    assert np.any(np.asarray(resumed.state.noise.past))
+    assert np.any(np.asarray(resumed.state.private.privatize.noise.past))
     assert "last 2 steps' noise times 0.5, 0.375" in resumed.summary["noise"]
     assert resumed.summary["mechanism_options"] == {"bands": 3}
     assert built.plan.epsilon_after(10) == built.plan.epsilon
@@ -374,10 +374,10 @@ def test_the_steps_that_a_period_lacks_are_begun(tmp_path):
 
 
 def test_noise_without_room_for_the_parameters_is_refused_before_any_step():
-    plan = trainer.build(small(bands=8)).plan
+    plan = loop.build(small(bands=8)).plan
     plan = dataclasses.replace(plan, noise_multiplier=1e5)  # of a tiny ε
     with pytest.raises(ValueError, match="too many for noise"):
-        trainer.build(small(bands=8), plan=plan)
+        loop.build(small(bands=8), plan=plan)
 
 
 # Audits.
@@ -389,7 +389,7 @@ def audited():
     config.model = {"name": "linear", "width": 1}
     config.update({"num_steps": 24, "expected_batch_size": 20, "microbatch_size": 20})
     config.mechanism.update({"name": "banded", "bands": 4})
-    return trainer.build(config, canary.canary_dataset(100))
+    return loop.build(config, canary.canary_dataset(100))
 
 
 @pytest.mark.thorough
@@ -405,7 +405,7 @@ def test_noise_that_is_not_correlated_as_planned_is_caught(audited, monkeypatch)
         "bam.core.privatize.advance_noise",
         lambda state, sigma, s, c: right(state, sigma, s, (1.0,) + (0.0,) * (len(c) - 1)),
     )
-    wrong = trainer.build(audited.config, audited.dataset)
+    wrong = loop.build(audited.config, audited.dataset)
     assert checks.failures(whole_run.p_values(wrong, [whole_run.record(wrong, 0)]))
 
 
@@ -414,7 +414,7 @@ def test_batches_of_poissons_are_caught_beside_correlated_noise(audited, monkeyp
         "bam.core.sampling.cyclic_sample",
         lambda seed, step, n, q, parts: bam.core.sampling.poisson_sample(seed, step, n, q / parts),
     )
-    wrong = trainer.build(audited.config, audited.dataset)
+    wrong = loop.build(audited.config, audited.dataset)
     found = whole_run.p_values(wrong, [whole_run.record(wrong, 0)])
     assert "separation" in checks.failures(found)
 
@@ -431,7 +431,7 @@ def of_parts_as_a_whole():
 
 
 def epsilon_lower(config, num_trials):
-    event = trainer.build(config, canary.canary_dataset(20)).plan.dp_event
+    event = loop.build(config, canary.canary_dataset(20)).plan.dp_event
     assert (event.sampling_prob, event.num_steps) == (1.0, 2)
     found = canary.lower_bound(
         *canary.scores(config, 20, num_trials), sampling_prob=1.0, num_steps=2, delta=config.delta

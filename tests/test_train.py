@@ -82,7 +82,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(experiment
 def test_a_run_takes_exactly_the_planned_steps(experiment):
     result = loop.train(experiment, seed=0)
     assert int(result.state.step) == experiment.plan.num_steps == 4
-    assert int(result.state.noise.step) == 4
+    assert int(result.state.private.privatize.noise.step) == 4
     with pytest.raises(BudgetExhaustedError, match="covers 4 steps"):
         experiment.plan.check_steps(5)
 
@@ -92,7 +92,7 @@ def test_a_trainer_of_one_plan_with_the_noise_of_another_is_refused(experiment):
     with pytest.raises(ValueError, match="the parts have the noise of another plan"):
         dataclasses.replace(experiment, plan=plan)
     # The control: with that noise, or with the same noise in a plan that differs elsewhere.
-    mean = dataclasses.replace(experiment.parts.mean, noise_multiplier=9.0)
+    mean = dataclasses.replace(experiment.parts.gradient.mean, noise_multiplier=9.0)
     parts = dataclasses.replace(experiment.parts, mean=mean)
     assert dataclasses.replace(experiment, plan=plan, parts=parts).record["noise_multiplier"] == 9.0
     dataclasses.replace(experiment, plan=dataclasses.replace(experiment.plan, spare_steps=1))
@@ -109,7 +109,7 @@ def test_a_trainer_of_one_config_or_data_with_the_parts_of_another_is_refused(ex
     ):
         with pytest.raises(ValueError, match="the parts "):
             dataclasses.replace(experiment, **changed)
-    assert experiment.with_microbatch_size(2).parts.microbatch_size == 2  # the control
+    assert experiment.with_microbatch_size(2).parts.gradient.microbatch_size == 2  # the control
     refused("microbatch_size must be from 1", experiment.with_microbatch_size, 0)
 
 
@@ -179,7 +179,7 @@ def test_dp_sat_ascends_along_the_last_private_gradient_only(experiment):
     rows = sampling.pad(np.arange(200), experiment.plan.capacity, 0, 0)
     one, one_plain = (e.step(e.init(0), e.dataset.train, rows) for e in (dp_sat, experiment))
     np.testing.assert_array_equal(flat(one.params), flat(one_plain.params))  # nothing to follow yet
-    assert np.linalg.norm(flat(one.private_grad)) > 0
+    assert np.linalg.norm(flat(one.private.previous)) > 0
     two, two_plain = (
         e.step(s, e.dataset.train, rows) for e, s in ((dp_sat, one), (experiment, one_plain))
     )
@@ -196,16 +196,16 @@ def test_an_estimate_tells_the_fixed_part_of_a_step_from_that_of_its_examples(
 
     def step(state, on_device, batch):
         nonlocal clock
-        timings.append(0.2 + of_round * loop.num_rounds(batch, 16, 1, method != "non_private"))
+        timings.append(0.2 + of_round * duration.num_rounds(batch, 16, 1, method != "non_private"))
         clock += timings[-1]
         return state
 
-    monkeypatch.setattr(loop.time, "perf_counter", lambda: clock)
+    monkeypatch.setattr(duration.time, "perf_counter", lambda: clock)
     plan = built.plan
     batches = [sampling.pad(np.arange(256), plan.capacity, 3, number) for number in range(50)]
-    rounds = [loop.num_rounds(x, 16, 1, plan.private) for x in batches]
+    rounds = [duration.num_rounds(x, 16, 1, plan.private) for x in batches]
     seconds = plan.training_steps * (0.2 + of_round * np.mean(rounds))
-    estimate = loop.estimate_seconds(with_step(built, step))
+    estimate = duration.estimate_seconds(with_step(built, step))
     assert plan.expected_batch_size == 256 and min(rounds) >= 16
     assert estimate.seconds == pytest.approx(seconds, rel=0.1)
     assert estimate.least < seconds < estimate.most < 1.8 * estimate.least
@@ -223,15 +223,15 @@ def test_places_behind_the_data_take_no_time_in_an_estimate(monkeypatch):
     def step(state, on_device, batch):
         nonlocal clock, calls
         calls += 1
-        clock += 0.2 * (10 if calls == 2 else 1) + 0.02 * loop.num_rounds(batch, 16, 1, True)
+        clock += 0.2 * (10 if calls == 2 else 1) + 0.02 * duration.num_rounds(batch, 16, 1, True)
         return state
 
-    monkeypatch.setattr(loop.time, "perf_counter", lambda: clock)
+    monkeypatch.setattr(duration.time, "perf_counter", lambda: clock)
     num_drawn = round(256 * len(built.dataset.train.labels) / 14370)
     batches = [sampling.pad(np.arange(num_drawn), built.plan.capacity, 3, t) for t in range(50)]
-    rounds = np.mean([loop.num_rounds(x, 16, 1, True) for x in batches])
+    rounds = np.mean([duration.num_rounds(x, 16, 1, True) for x in batches])
     assert num_drawn < 30 and rounds < 10
-    estimate = loop.estimate_seconds(with_step(built, step))
+    estimate = duration.estimate_seconds(with_step(built, step))
     seconds = built.plan.training_steps * (0.2 + 0.02 * rounds)
     assert estimate.least < seconds < estimate.most
     assert estimate.most < built.plan.training_steps * (0.2 + 0.02 * 16)  # of a whole batch
@@ -258,7 +258,7 @@ def test_the_rounds_of_a_batch_are_those_that_its_step_runs(method, num_devices)
         state = watched.step(watched.init(0), feed.of(batch.indices), batch)
         jax.block_until_ready(state)
         jax.effects_barrier()
-        rounds = loop.num_rounds(batch, 8, num_devices, built.plan.private)
+        rounds = duration.num_rounds(batch, 8, num_devices, built.plan.private)
         # One device runs them all, others may run fewer.
         assert 8 * rounds <= len(seen) <= 8 * num_devices * rounds
         assert bool(rounds) == bool(num_rows)
@@ -313,8 +313,8 @@ def test_without_a_seed_randomness_is_new_each_time_and_the_noise_key_is_never_s
     assert saved.noise.step == 1
 
     result = loop.train(experiment, None, tmp_path)
-    assert result.state.noise.key.any()
-    assert result.state.noise.step == result.state.step == 4
+    assert result.state.private.privatize.noise.key.any()
+    assert result.state.private.privatize.noise.step == result.state.step == 4
     assert result.summary["seed"] is None
     assert result.summary["noise_key"] == "operating system"
     assert result.rows[-1]["epsilon"] == experiment.plan.epsilon_after(4)
@@ -527,7 +527,7 @@ def test_a_run_whose_gradients_are_never_finite_says_so_once_and_is_as_before(wr
     dataset = loading.make_dataset(config.dataset, config.features)
     images = np.array(dataset.train.images, np.float32)
     images[:: {"all": 1, "half": 2, "none": len(images)}[wrong]] = np.inf
-    built = trainer.build(config, dataset._replace(train=dataset.train._replace(images=images)))
+    built = loop.build(config, dataset._replace(train=dataset.train._replace(images=images)))
     lines = []
     result = loop.train(built, 0, log=lines.append)
     warned = [x for x in lines if x.startswith("NOT PRIVATE: no gradient of the first 3 steps was")]

@@ -139,7 +139,7 @@ def test_a_dry_run_times_sizes_if_it_is_asked_and_prints_the_flag_to_add(monkeyp
         return {1: 0.01, 8: 0.005}[size]
 
     monkeypatch.setattr(tuning, "_seconds", seconds)
-    monkeypatch.setattr(loop, "estimate_seconds", lambda trainer: loop.Estimate(60, 50, 80))
+    monkeypatch.setattr(duration, "estimate_seconds", lambda trainer: duration.Estimate(60, 50, 80))
     assert main(DRY) == 0
     assert asked == [] and "microbatch_size" not in capsys.readouterr().out
     assert main([*DRY, "--tune"]) == 0
@@ -162,8 +162,8 @@ def test_a_size_that_is_a_word_is_one_line_that_names_the_flag(capsys):
 def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):
     sizes = []
     monkeypatch.setattr(tuning, "_seconds", lambda trainer, size: {1: 2.0, 8: 1.0}[size])
-    size_of = lambda x: (x.config.microbatch_size, x.parts.microbatch_size)  # noqa: E731
-    monkeypatch.setattr(loop, "estimate_seconds", lambda x: sizes.append(size_of(x)) or "")
+    size_of = lambda x: (x.config.microbatch_size, x.parts.gradient.microbatch_size)  # noqa: E731
+    monkeypatch.setattr(duration, "estimate_seconds", lambda x: sizes.append(size_of(x)) or "")
     experiment = loop.build(tiny())
     for tune in (False, True):
         train.dry_run(experiment, tune, lambda line: None)
@@ -174,7 +174,7 @@ def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):
 def test_no_more_rows_are_added_at_once_than_32_bits_hold_however_the_size_is_set(epsilon, most):
     built, other = (loop.build(tiny(epsilon=epsilon, microbatch_size=n)) for n in (1000, 16))
     changed = other.with_microbatch_size(1000)
-    assert [x.parts.microbatch_size for x in (built, changed, other)] == [most, most, 16]
+    assert [x.parts.gradient.microbatch_size for x in (built, changed, other)] == [most, most, 16]
     assert changed.config.microbatch_size == built.config.microbatch_size == 1000
 
 

@@ -30,7 +30,7 @@ from bam.privacy import statement, user_ids
 from bam.privacy.plan import Population
 from bam.release import export
 from bam.training import config as base
-from bam.training import examples, loading, loop, trainer
+from bam.training import examples, loading, loop
 from tests import runs
 from tests.cases import (
     assert_close,
@@ -62,7 +62,7 @@ def config_of(method="dp_sgd", size=3, **changes):
 
 
 def build(ids=IDS, images=IMAGES, **options):
-    return trainer.build(config_of(**options), images._replace(users=ids))
+    return loop.build(config_of(**options), images._replace(users=ids))
 
 
 # The rows of users.
@@ -105,7 +105,7 @@ def test_the_training_split_has_a_row_for_each_user_and_marks_empty_places():
 
 def test_with_one_example_each_a_run_is_the_ordinary_run_to_the_bit():
     views = {"augment.views": 3, "augment.shift": 1}
-    ordinary = trainer.build(config_of("bam_sam", 0, **views), IMAGES)
+    ordinary = loop.build(config_of("bam_sam", 0, **views), IMAGES)
     of_users = build(np.arange(12), method="bam_sam", size=1, **views)
     found = [loop.train(built, seed=0).state.params for built in (ordinary, of_users)]
     assert_same_bits(*found)
@@ -120,7 +120,7 @@ def gradients(built, split=None, clipped=False):
     """Of each user alone, at the first weights."""
     placed = built.place(split or built.dataset.train)
     state = built.init(0)
-    rows = [built.means(state, placed, jnp.array([i]))[0] for i in range(built.plan.num_examples)]
+    rows = [built.mean_gradients(state, placed, jnp.array([i]))[0] for i in range(built.plan.num_examples)]
     return [jax.device_get(row.clipped if clipped else row.gradient) for row in rows]
 
 
@@ -211,7 +211,7 @@ def test_a_method_that_changes_anothers_gradient_changes_it_for_users_too():
 
 
 def test_a_users_gradient_is_the_mean_of_those_of_its_examples():
-    alone = gradients(trainer.build(config_of(size=0), IMAGES))
+    alone = gradients(loop.build(config_of(size=0), IMAGES))
     of_users = gradients(three_each())
     for found, rows in zip(of_users, ([11], [1, 6], [0, 3, 7], [4, 8]), strict=True):
         mean = jax.tree.map(lambda *x: np.mean(x, axis=0), *(alone[row] for row in rows))
@@ -224,7 +224,7 @@ def test_a_users_gradient_is_bounded_as_one_however_many_examples_it_has():
     own = {"clip_norm": 0.1}
     clipped = gradients(build(ids, large, size=10, **own), clipped=True)
     assert [norm64(g) <= 0.1 * (1 + 1e-5) for g in clipped] == [True, True]
-    alone = gradients(trainer.build(config_of(size=0, **own), large), clipped=True)
+    alone = gradients(loop.build(config_of(size=0, **own), large), clipped=True)
     added = jax.tree.map(lambda *x: np.sum(x, axis=0), *alone[:10])
     assert norm64(added) > 3 * 0.1  # the control: what a person gives to a run that bounds examples
 
@@ -270,7 +270,7 @@ def test_the_plan_counts_users():
     assert "zero-out: one of 4 users" in plan.describe()
     assert plan.mechanism.sampling.startswith("Poisson: each user is in each batch")
     assert bam.PrivacyPlan.from_json(plan.to_json()) == plan
-    ordinary = without_mu(trainer.build(config_of(size=0), IMAGES).plan)
+    ordinary = without_mu(loop.build(config_of(size=0), IMAGES).plan)
     assert "of 12 examples" in ordinary.describe()
     with pytest.raises(ValueError, match=r"below 1/N = 0\.25; .* publishing a user outright"):
         build(delta=0.26)
@@ -510,8 +510,8 @@ def mirrored(**options):
 
 def test_a_data_set_of_ones_own_brings_its_ids_and_features_keep_them():
     own = {"dataset.name": f"{__name__}:with_ids_of_its_own"}
-    plain = trainer.build(config_of(size=3, **own)).dataset.train
-    changed = trainer.build(
+    plain = loop.build(config_of(size=3, **own)).dataset.train
+    changed = loop.build(
         config_of(size=3, **own, **{"features.name": f"{__name__}:mirrored"})
     ).dataset.train
     np.testing.assert_array_equal(plain.labels, three_each().dataset.train.labels)
@@ -519,9 +519,9 @@ def test_a_data_set_of_ones_own_brings_its_ids_and_features_keep_them():
     expected = (plain.images[..., ::-1, :] / 255).astype(np.float16)
     np.testing.assert_allclose(changed.images, expected, atol=1e-3)
     with pytest.raises(ValueError, match=r"add --config\.dataset\.group_size=K"):
-        trainer.build(config_of(size=0, **own))
+        loop.build(config_of(size=0, **own))
     with pytest.raises(ValueError, match="already has user ids"):
-        trainer.build(config_of(size=3, **own, **{"dataset.groups": "ids.npy"}))
+        loop.build(config_of(size=3, **own, **{"dataset.groups": "ids.npy"}))
 
 
 def test_other_ids_are_other_data_to_a_run_that_is_resumed(tmp_path):
@@ -817,7 +817,7 @@ def test_ids_in_two_columns_are_not_read_as_a_number(who, tmp_path):
 )
 def test_what_cannot_be_with_users_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        trainer.build(config_of(**changes))
+        loop.build(config_of(**changes))
 
 
 def test_more_examples_of_each_user_than_the_memory_holds_are_refused():
@@ -937,7 +937,7 @@ def test_examples_bounded_one_by_one_and_claimed_for_their_user_are_caught():
 @pytest.mark.thorough
 def test_whole_runs_of_users_are_what_the_plan_says():
     config = audited(2, num_steps=60, expected_batch_size=20)
-    built = trainer.build(config, canary.users_dataset(80, 3))
+    built = loop.build(config, canary.users_dataset(80, 3))
     run = whole_run.record(built, 0)
     assert run.members.shape == (60, 80)
     assert checks.failures(whole_run.p_values(built, [run]), 1e-3) == []

@@ -8,7 +8,7 @@ from typing import Any
 from bam.training.step import TrainState
 from bam.training.trainer import Trainer
 
-# (state, train split, batch) -> the state after the step, as `Trainer.step`.
+# (state, batch) -> the state after the step, as `Trainer.step`.
 Step = Callable[..., TrainState]
 
 

@@ -34,7 +34,7 @@ from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
 from bam.privacy import accounting, processes, tradeoff
-from bam.training import trainer
+from bam.training import loop
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -125,12 +125,12 @@ def scores(
         dataset = users_dataset(num_examples, canary_size)
     else:
         dataset = canary_dataset(num_examples, canary_size=canary_size)
-    built = trainer.build(config, dataset)
+    built = loop.build(config, dataset)
     plan = built.plan
     absent_split = users.grouped(dataset._replace(train=dataset.test), size).train
     canary_rows = 1 if size else canary_size  # a user is one row
-    with_canary, without = (built.place(split) for split in (built.dataset.train, absent_split))
-    start = built.init(0)
+    with_canary, without = built.dataset.train, absent_split
+    start, canary = built.init(0), built.rows(np.array([CANARY]))
     # A step donates its state's buffers, so each trial gets a copy.
     copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))
 
@@ -140,17 +140,21 @@ def scores(
         return total / built.sensitivity**2
 
     def one_trial(seed: int, present: bool) -> float:
-        state, key = copy(start), processes.put(seeded_key(seed), start.noise.key.sharding)
-        state = state._replace(noise=with_new_key(state.noise, key))
+        state, private = copy(start), start.private
+        noise = private.privatize.noise
+        noise = with_new_key(noise, processes.put(seeded_key(seed), noise.key.sharding))
+        private = copy(private._replace(privatize=private.privatize._replace(noise=noise)))
+        state = state._replace(private=private)
         step_scores = []
         for step in range(1, plan.num_steps + 1):
-            clipped = built.means(state, with_canary, jnp.array([CANARY]))[0].clipped
+            clipped = built.mean_gradients(state, canary)[0].clipped
             indices = plan.mechanism.draw(seed, step)
             if not present:  # leaves the draws of all other examples as they are
                 indices = indices[indices >= CANARY + canary_rows]
-            batch = sampling.pad(indices, plan.capacity, seed, step).within(num_examples)
-            state = built.step(state, with_canary if present else without, batch)
-            step_scores.append(score(state.private_grad, clipped))
+            padded = sampling.pad(indices, plan.capacity, seed, step).within(num_examples)
+            batch = built.batch(state, padded, with_canary if present else without)
+            state = built.step(state, batch)
+            step_scores.append(score(state.private.previous, clipped))
         # Correlated noise is C⁻¹ z. The attacker knows the strategy C and applies it, which leaves
         # the independent noise z. Without correlation C is the identity.
         fresh = signal.lfilter(plan.mechanism.strategy, [1.0], jax.device_get(step_scores))

@@ -42,10 +42,10 @@ from bam.extras import needs
 from bam.files import JsonObject
 from bam.privacy import tradeoff
 from bam.privacy.plan import PrivacyPlan
+from bam.privacy.private_gradient import DrawnBatch
 from bam.training import loading, loop, methods
 from bam.training.step import TrainState
 from bam.training.trainer import Trainer
-from bam.training.trainer import build as build_trainer
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -110,7 +110,7 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
     num_real = len(labels)
     images = np.concatenate([images, np.zeros((num_canaries, *images.shape[1:]), images.dtype)])
     labels = np.concatenate([labels, np.zeros(num_canaries, labels.dtype)])
-    built = build_trainer(config, dataset._replace(train=datasets.Split(images, labels)))
+    built = loop.build(config, dataset._replace(train=datasets.Split(images, labels)))
     if len(built.plan.mechanism.strategy) > 1:
         raise InputError(
             "bam audit --one_run needs independent noise, not mechanism banded: "
@@ -121,8 +121,10 @@ def build(config: ConfigDict, num_canaries: int) -> Trainer:
             f"--canaries={num_canaries} must be from 1 to the number of parameters, "
             f"{built.num_params}"
         )
-    oracle = with_canaries(built.parts.oracle, num_real, num_canaries)
-    return dataclasses.replace(built, parts=dataclasses.replace(built.parts, oracle=oracle))
+    gradient = built.parts.gradient
+    oracle = with_canaries(gradient.oracle, num_real, num_canaries)
+    gradient = dataclasses.replace(gradient, oracle=oracle)
+    return dataclasses.replace(built, parts=dataclasses.replace(built.parts, gradient=gradient))
 
 
 def with_canaries(oracle: Method, num_real: int, num_canaries: int) -> Oracle:
@@ -184,18 +186,17 @@ def run(
     sample_size = min(num_real, max(1, plan.expected_batch_size // SAMPLE_SHARE))
     log_ratios: list[np.ndarray] = []
 
-    def scored_step(
-        state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
-    ) -> TrainState:
+    def scored_step(state: TrainState, batch: DrawnBatch) -> TrainState:
         sample = rng.choice(num_real, sample_size, replace=False).astype(np.int32)
-        indices, mask = (np.asarray(x) for x in batch)
+        indices, mask = np.asarray(batch.examples["row"]), np.asarray(batch.mask)
         # Excluded canaries are masked, so places and draws of the other examples stay the same.
         included_mask = mask & takes_part[np.where(mask, indices, 0)]
         is_first = not log_ratios
         with waits.compiling(log, "the step") if is_first else contextlib.nullcontext():
-            mean = flat(built.means(state, data, sample)[0].clipped)[entries]
-            state = built.step(state, data, sampling.PaddedBatch(indices, included_mask))
-        total = plan.expected_batch_size * flat(state.private_grad)[entries]
+            mean = flat(built.mean_gradients(state, built.rows(sample))[0].clipped)[entries]
+            included_rows = sampling.PaddedBatch(indices, included_mask)
+            state = built.step(state, built.batch(state, included_rows))
+        total = plan.expected_batch_size * flat(state.private.previous)[entries]
         x = (total - plan.sampling_prob * num_real * mean) / sensitivity
         # The median deviation, because the canaries in the batch, a share q, hardly change it.
         variance = (stats.median_abs_deviation(x) / special.ndtri(0.75)) ** 2

@@ -6,8 +6,8 @@ of every step of every run; each example is in each batch with probability q, in
 else.
 
 The noise of a step is its privatised sum minus the clipped gradients of its batch, which
-`Trainer.means` computes again. A gradient that is wrong in both is not found here, but by the
-canary of `bam.audit.canary`.
+`Trainer.mean_gradients` computes again. A gradient that is wrong in both is not found here, but by
+the canary of `bam.audit.canary`.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from scipy import signal
 from bam.audit import checks
 from bam.audit.audited import with_step
 from bam.core import sampling
-from bam.data import datasets
 from bam.errors import InputError
+from bam.privacy.private_gradient import DrawnBatch
 from bam.training import loop
 from bam.training.step import TrainState
 from bam.training.trainer import Trainer
@@ -59,7 +59,7 @@ def record(trainer: Trainer, seed: int | None, cut: int = 0) -> ObservedRun:
     noise_std = plan.noise_multiplier * trainer.sensitivity
     if not noise_std > 0:
         raise InputError("only a private run has noise to audit")
-    if trainer.parts.clip.finish is not None:
+    if trainer.parts.gradient.clip.finish is not None:
         raise InputError(
             "the audit cannot see the noise of a clip that has its own `finish`: choose another "
             "clip"
@@ -67,15 +67,13 @@ def record(trainer: Trainer, seed: int | None, cut: int = 0) -> ObservedRun:
     noise: list[np.ndarray] = []
     members: list[np.ndarray] = []
 
-    def recording_step(
-        state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
-    ) -> TrainState:
-        expected = sum_of_clipped(trainer, state, data, batch)
-        state = trainer.step(state, data, batch)
-        noised = plan.expected_batch_size * flat(state.private_grad)
+    def recording_step(state: TrainState, batch: DrawnBatch) -> TrainState:
+        expected = sum_of_clipped(trainer, state, batch)
+        state = trainer.step(state, batch)
+        noised = plan.expected_batch_size * flat(state.private.previous)
         noise.append((noised - expected) / noise_std)
         members.append(np.zeros(plan.num_examples, bool))
-        members[-1][np.asarray(batch.indices)[np.asarray(batch.mask)]] = True
+        members[-1][np.asarray(batch.examples["row"])[np.asarray(batch.mask)]] = True
         return state
 
     recorded = with_step(trainer, recording_step)
@@ -118,13 +116,13 @@ def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:
 
 
 def sum_of_clipped(
-    trainer: Trainer, state: TrainState, data: datasets.Split, batch: sampling.PaddedBatch
+    trainer: Trainer, state: TrainState, batch: DrawnBatch
 ) -> Float[np.ndarray, " entries"]:
     """The sum of a batch's clipped gradients without its padding, as `flat`; NOT PRIVATE."""
-    # `means` averages all rows, so the padding's part is computed and subtracted.
+    # The mean is of all rows, so the padding's part is computed and subtracted.
     num_padding = int(np.sum(~np.asarray(batch.mask)))
     rows, padding = (
-        len(indices) * flat(trainer.means(state, data, indices)[0].clipped)
-        for indices in (np.asarray(batch.indices), np.full(1, sampling.PADDING, np.int32))
+        len(x["row"]) * flat(trainer.mean_gradients(state, x)[0].clipped)
+        for x in (batch.examples, trainer.rows(np.full(1, sampling.PADDING, np.int32)))
     )
     return rows - num_padding * padding

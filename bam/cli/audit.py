@@ -14,7 +14,7 @@ from bam.cli import console, screen
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.training import config as base
-from bam.training import devices, methods, trainer
+from bam.training import devices, loop, methods
 
 # (N, l): every example is in every step (q = 1), or in one of four (q = 1/4).
 SETTINGS = ((8, 8), (40, 10))
@@ -180,7 +180,7 @@ def run(
 ) -> JsonObject:
     """Audits one setting by many runs; returns its row, which begins with `setting`."""
     started = time.perf_counter()
-    plan = trainer.build(config, canary.canary_dataset(num_examples)).plan
+    plan = loop.build(config, canary.canary_dataset(num_examples)).plan
     present, absent = canary.scores(config, num_examples, setting["num_trials"], log=console.show)
     with waits.awaited(console.show, "the least ε that fits their scores"):
         bound = canary.lower_bound(
@@ -217,7 +217,7 @@ def whole_run_p_values(method: str, epsilon: float) -> dict[str, float]:
     config = config_of(method, batch_size, num_steps, epsilon)
     dataset = canary.canary_dataset(num_examples, num_classes=10, num_features=36)
     with waits.awaited(console.show, f"the noise and batches of 3 runs of {num_steps} steps"):
-        return whole_run.audit(trainer.build(config, dataset))
+        return whole_run.audit(loop.build(config, dataset))
 
 
 def _print_row(row: JsonObject) -> None:

@@ -6,7 +6,7 @@ from absl.flags import FlagValues
 
 from bam import waits
 from bam.cli import console
-from bam.training import public_clip, trainer
+from bam.training import loop, public_clip
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,7 +19,7 @@ def measure(flags: FlagValues) -> None:
     public = public_clip.PublicData(flags.public, flags.source, flags.path, flags.num_classes)
     public_clip.check(flags.config, public)
     console.use_compilation_cache()
-    run = trainer.build(flags.config)  # refuses a wrong config before the long measurement
+    run = loop.build(flags.config)  # refuses a wrong config before the long measurement
     shape = run.dataset.train.images.shape[-3:]
     with waits.awaited(console.show, f"training {run.config.model.name} on {public.name}"):
         clip_norm = public_clip.clip_norm(run.config, public, flags.quantile, flags.steps, shape)

@@ -12,7 +12,7 @@ from bam.models.vision_transformer import PATCH
 from bam.privacy import processes
 from bam.privacy.rounding import rounded_up
 from bam.text import short_list
-from bam.training import devices, loading, loop, rundir, tuning
+from bam.training import devices, duration, loading, loop, rundir, tuning
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,22 +24,22 @@ def train(flags: FlagValues) -> int:
     """Builds the run, prints its privacy plan, trains."""
     config = flags.config
     console.join_processes(flags.coordinator, flags.num_processes, flags.process_id)
-    plan = None
-    if not config.dry_run:
-        rundir.check_resumable(Path(flags.workdir), config)
-        plan = rundir.recorded_plan(Path(flags.workdir), config)
+    workdir = None if config.dry_run else Path(flags.workdir)
+    if workdir:
+        rundir.check_resumable(workdir, config)
     console.use_compilation_cache()
     # One process prints for all.
     show = console.show if processes.writes() else lambda line: None
-    trainer = loop.build(config, log=show, plan=plan, on_plan=lambda run: show(describe(run)))
-    if config.dry_run:
+    trainer = loop.build(config, log=show, folder=workdir)
+    show(describe(trainer))
+    if not workdir:
         dry_run(trainer, flags.tune, show)
         return 0
     try:
         result = loop.train(
             trainer,
             config.seed,
-            Path(flags.workdir),
+            workdir,
             on_row=lambda row: show(describe_row(row)),
             should_stop=console.stop_after(flags.max_seconds),
             log=show,
@@ -60,7 +60,7 @@ def dry_run(trainer: loop.Trainer, tune: bool, show: Callable[[str], None]) -> N
         show(f"fastest of {sizes} on {devices.name()}: --config.microbatch_size={size}")
         trainer = trainer.with_microbatch_size(size)
     with waits.compiling(show, f"and timing a step on {devices.name()}"):
-        estimate = loop.estimate_seconds(trainer)
+        estimate = duration.estimate_seconds(trainer)
     at_once = f", {trainer.config.microbatch_size} at a time" * tune
     show(f"{estimate} of training on this device{at_once}")
 
@@ -70,7 +70,7 @@ def describe(trainer: loop.Trainer) -> str:
     config, features = trainer.config, trainer.config.features.name
     frozen = f" ({trainer.num_frozen:,} more are frozen)" if trainer.num_frozen else ""
     lines = [
-        f"{config.method.name} on {trainer.dataset.name}: {config.model.name}, "
+        f"{config.method.name} on {trainer.listing.name}: {config.model.name}, "
         f"{trainer.num_params:,} parameters{frozen}, on {devices_of(trainer)}, "
         f"{config.microbatch_size} at a time",
         trainer.describe_plan(),
@@ -94,7 +94,7 @@ def preprocessing(trainer: loop.Trainer) -> list[str]:
         return []
     if config.features.name:  # a backbone resizes the images, too
         return [f"images are normalised for these weights: {expected}"]
-    sides = trainer.dataset.train.images.shape[-3:-1]
+    sides = trainer.listing.train.images.shape[-3:-1]
     size = expected.size or sides
     unused = [*([times(size)] if size != sides else []), *filter(None, [expected.interpolation])]
     used = expected._replace(size=None, interpolation="")

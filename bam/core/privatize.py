@@ -1,46 +1,26 @@
-"""The privacy of one DP-SGD step: clip, sum, add noise, divide by the expected batch size.
-
-`private_mean` is the step of every private run, in constant memory. `privatize` is the same step as
-an optax transform of per-example gradients that fit in memory.
-"""
+"""The private mean as an optax transform of per-example gradients that fit in memory."""
 
 import dataclasses
-import math
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, PyTree, UInt32
+from jaxtyping import Array, Bool, PyTree, UInt32
 
-from bam.core import forks, program, pytree, scalars
-from bam.core.clipping import (
-    Bounded,
-    Transform,
-    as_declared,
-    bound_of,
-    finish,
-    sensitivity_of,
-)
-from bam.core.engine import per_example_sum
-from bam.core.noise import (
-    NoiseState,
-    advance_noise,
-    check_noise,
-    check_rounding,
-    fitting_size,
-    init_noise,
-    keyless,
-)
-from bam.core.program import STATIC, as_partial, compiled_once
+from bam.core import forks, pytree, scalars
+from bam.core.clipping import Transform, as_declared, sensitivity_of
+from bam.core.noise import check_noise, check_rounding, fitting_size, init_noise, keyless
+from bam.core.private_mean import NoisedMean, PrivatizeState, private_mean
+from bam.core.program import as_partial, compiled_once
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 from bam.core.seeds import check_key, digest, is_secret, remember
-from bam.core.strategy import INDEPENDENT, as_numbers
+from bam.core.strategy import INDEPENDENT
 from bam.core.strategy import check as check_strategy
 from bam.core.tracing import being_traced, check_keys
 from bam.errors import InputError
@@ -56,13 +36,6 @@ Shapes = tuple[jax.tree_util.PyTreeDef, list[tuple[int, ...]]]  # a tree's struc
 # transform was given.
 _claims: "weakref.WeakValueDictionary[bytes, Claim]" = weakref.WeakValueDictionary()
 _given: dict[bytes, None] = {}
-
-
-class PrivatizeState(NamedTuple):
-    """State of `privatize`: the clip's state and the noise's state."""
-
-    clip: PyTree
-    noise: NoiseState
 
 
 def privatize(
@@ -232,78 +205,6 @@ def claim_key(key: UInt32[Array | np.ndarray, "8"]) -> Claim:
         remember(_given, row, None)
     _claims[row] = claim
     return claim
-
-
-@program.record
-class NoisedMean:
-    """The public numbers of a private mean: σ, l, and the strategy that correlates its noise."""
-
-    noise_multiplier: Number
-    expected_batch_size: Number
-    strategy: Sequence[float] = dataclasses.field(default=INDEPENDENT, metadata=STATIC)
-
-    def __post_init__(self) -> None:
-        """Copies the numbers.
-
-        InputError for anything else, or an l that is not positive. `privatize` checks the range of
-        σ and the strategy.
-        """
-        for name in ("noise_multiplier", "expected_batch_size"):
-            object.__setattr__(self, name, scalars.argument(name, getattr(self, name)))
-        object.__setattr__(self, "strategy", as_numbers(self.strategy))
-        size = self.expected_batch_size
-        if scalars.is_known(size) and not (math.isfinite(size) and size > 0):
-            raise InputError(f"expected_batch_size must be positive, got {size}")
-
-    def of(self, total: PyTree) -> PyTree:
-        """Returns the mean of a sum, or NaN if l is traced and not positive."""
-        size = self.expected_batch_size
-        if not scalars.is_known(size):
-            size = jnp.where((size > 0) & (size < math.inf), size, jnp.nan)
-        # A product has the same bits whether l is an argument or a constant of the program.
-        return jax.tree.map(lambda x: x * (1 / jnp.asarray(size, x.dtype)), total)
-
-
-def private_mean(
-    grad_fn: Callable[[Params, PyTree], Grads],
-    clip: Bounded,
-    noised_mean: NoisedMean,
-    params: Params,
-    examples: PyTree,
-    mask: Bool[Array, " batch"] | None,
-    state: PrivatizeState,
-    *,
-    microbatch_size: int = 16,
-    mesh: jax.sharding.Mesh | None = None,
-    is_noised: bool = True,
-) -> tuple[Grads, Float[Array, " batch"], PrivatizeState]:
-    r"""The private mean in constant memory, $(\sum_i m_i\, clip(g_i) + N(0, \sigma^2 S^2)) / l$.
-
-    `privatize`, `bam train` and `bam.PrivateTraining` call it in every private step. g_i is
-    `grad_fn(params, example)`, an oracle's `grad` at the weights that its `ascend` returns. The
-    rows must be a batch of `sampling.pad`, at random places, and the call must be part of a
-    compiled program. Returns the mean, the norms of `clipped_sum`, which are NOT private, and the
-    next step's state.
-    """
-    # Noise for S · σ, whatever the number of rows: an empty batch gets as much.
-    noise, noise_state = advance_noise(
-        state.noise, noised_mean.noise_multiplier, sensitivity_of(clip), noised_mean.strategy
-    )
-    check_keys(noise.key, noise.step)
-    noised, norms = per_example_sum(
-        grad_fn,
-        params,
-        examples,
-        bound=bound_of(clip, state.clip),
-        mask=mask,
-        microbatch_size=microbatch_size,
-        mesh=mesh,
-        noise=noise if is_noised else None,
-        draw_places=False,
-    )
-    mean = noised_mean.of(noised)
-    private_grad, clip_state = finish(clip, mean, state.clip)
-    return private_grad, norms, PrivatizeState(clip_state, noise_state)
 
 
 def _row(params: Params, row: Grads) -> Grads:

@@ -248,6 +248,18 @@ def matching(pattern: str) -> Callable[[Params], PyTree]:
     )
 
 
+def chosen(tree: PyTree, pattern: str) -> PyTree:
+    """Returns the leaves whose names match a regular expression, with None for the others."""
+    return jax.tree.map(lambda x, keep: x if keep else None, tree, matching(pattern)(tree))
+
+
+def merged(chosen: PyTree, others: PyTree) -> PyTree:
+    """Returns the leaves of `chosen`, and those of `others` where it has None."""
+    return jax.tree.map(
+        lambda x, other: other if x is None else x, chosen, others, is_leaf=lambda x: x is None
+    )
+
+
 def same_structure(a: PyTree, b: PyTree) -> bool:
     """Whether two pytrees have the same structure."""
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(a)

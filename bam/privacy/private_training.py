@@ -5,85 +5,52 @@ counts, the noise is scaled to the clip's sensitivity, and the mean is divided b
 size. A `PrivateTraining` is a `PrivateRun` with a transform, as `bam train` is one with a config.
 """
 
-import dataclasses
-import functools
-import hashlib
 import hmac
-import types
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Int32, PyTree, UInt32
+from jaxtyping import Array, Bool, PyTree
 
 from bam import files, provenance
 from bam.core import pytree, scalars, tracing, user_table
-from bam.core.clipping import Bounded, Transform, as_declared, sensitivity_of
+from bam.core.clipping import Transform, as_declared, sensitivity_of
 from bam.core.gaussian import check_std
-from bam.core.noise import check_rounding, fitting_size, init_noise, keyless
-from bam.core.oracles import LossFn, Method, as_part, mean_loss
-from bam.core.privatize import (
-    NO_MULTI_STEPS,
-    NoisedMean,
-    PrivatizeState,
-    claim_key,
-    private_mean,
-)
+from bam.core.oracles import Method
+from bam.core.privatize import NO_MULTI_STEPS, claim_key
 from bam.core.program import compiled_once
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch, rows_or_zeros
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
-from bam.privacy import ledger, statement
-from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
-from bam.privacy.run import PLAN, PrivateRun, recorded_plan
+from bam.privacy import ledger, processes, statement
+from bam.privacy.clip_words import in_words
+from bam.privacy.plan import Population, PrivacyPlan
+from bam.privacy.private_gradient import (
+    DrawnBatch,
+    PrivateState,
+    batch_of,
+    first_state,
+    gradient_of,
+    is_next_batch,
+    mean_of,
+)
+from bam.privacy.run import PLAN, PrivateRun, planned
 from bam.provenance import git_commit
 
-
-class DrawnBatch(NamedTuple):
-    """The examples of one step of a `PrivateTraining`; all fields are as secret as the examples.
-
-    You may replace a row's values by others of the same shape, computed from that row alone. Rows
-    cannot be added, and `mask`, `step` and `tag` must stay as they are.
-
-    Attributes:
-      examples: pytree of `[M, ...]`, at random places, with zeros where there is no example; for
-        users `[M, k, ...]`, one row for each user.
-      mask: `[M]`, or `[M, k]` for users, True for examples.
-      step: from 1.
-      tag: two words, made of the training's tag, the step and a checksum of the mask.
-    """
-
-    examples: PyTree
-    mask: Bool[Array | np.ndarray, "rows ..."]
-    step: Int32[Array | np.ndarray, ""]
-    tag: UInt32[Array | np.ndarray, "2"]
-
-
-class PrivateState(NamedTuple):
-    """State of `PrivateTraining.gradient`.
-
-    Never publish it, and never save it beside a release: it holds the noise key.
-
-    Attributes:
-      privatize: state of the clip and of the noise.
-      previous: the last private gradient, for the trained parameters alone; zeros before the first
-        step.
-      tag: two words that identify the training.
-    """
-
-    privatize: PrivatizeState
-    previous: Grads
-    tag: UInt32[Array, "2"]
+# What the arguments of a plan are if they are not given.
+DEFAULTS = (None, 0, "pld", "poisson")
+# step -> the examples and the mask of its batch
+Reader = Callable[[int], tuple[PyTree, Bool[np.ndarray, "rows ..."]]]
 
 
 class PrivateTraining:
-    r"""A private training of T = num_epochs · ⌊N/l⌋ steps, in a user's own loop.
+    r"""A private training: the steps of a plan, with T = num_epochs · ⌊N/l⌋ if it makes the plan.
 
     `gradient` makes an optax transform from a drawn batch to the private gradient
     $\big(\sum_i \mathrm{clip}(g_i) + N(0, \sigma^2 S^2 I)\big) / l$; chain any optimizer after it.
@@ -94,8 +61,12 @@ class PrivateTraining:
 
     Attributes:
       plan: the `bam.PrivacyPlan`: N, l, q, T, σ, ε, δ.
+      run: the `bam.privacy.run.PrivateRun`, which counts, draws and saves the steps.
 
     Args:
+      plan: a plan of `bam.make_plan`, in place of the arguments that make one: from `num_examples`
+        to `num_examples_given`, and `group_size`. With a plan for users and no `groups`, each row
+        of the data is a user. A plan with an infinite ε trains without privacy, for comparison.
       num_examples: N, public: the number of examples, or of users; with `num_examples_given` the
         largest possible number.
       expected_batch_size: l, from 1 to N; the drawn number varies.
@@ -150,12 +121,13 @@ class PrivateTraining:
     def __init__(
         self,
         *,
-        num_examples: int,
-        expected_batch_size: int,
-        num_epochs: int,
-        epsilon: float,
-        delta: float,
         clip: Transform,
+        plan: PrivacyPlan | None = None,
+        num_examples: int | None = None,
+        expected_batch_size: int | None = None,
+        num_epochs: int | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
         accountant: str = "pld",
         mechanism: str = "poisson",
         mechanism_options: JsonMapping | None = None,
@@ -168,78 +140,82 @@ class PrivateTraining:
         folder: str | Path | None = None,
     ) -> None:
         """Makes a plan, or takes the folder's plan; nothing is drawn yet."""
-        epsilon, clip = scalars.real("epsilon", epsilon), as_declared(clip)
-        self._sensitivity = sensitivity_of(clip)
+        needed: dict[str, Any] = {
+            "num_examples": num_examples, "expected_batch_size": expected_batch_size,
+            "num_epochs": num_epochs, "epsilon": epsilon, "delta": delta,
+        }  # fmt: skip
+        options = {
+            "accountant": accountant, "mechanism": mechanism, "group_size": group_size,
+            "mechanism_options": mechanism_options, "num_examples_given": num_examples_given,
+        }  # fmt: skip
+        path = None if folder is None else _resolved(folder)
+        seed = None if seed is None else scalars.whole("seed", seed)
+        if mesh is not None and len(mesh.axis_names) != 1:
+            raise InputError(f"mesh must have one axis, got {mesh}")
+        if not isinstance(trainable, str):
+            raise InputError(f"trainable must be a regular expression, got {trainable!r}")
+        pytree.matching(trainable)
+        self._clip = as_declared(clip)
+        if plan is None:
+            if missing := [name for name, value in needed.items() if value is None]:
+                raise InputError(f"a PrivateTraining needs {', '.join(missing)}, or a plan")
+            plan = _plan_of(
+                path,
+                **needed,
+                population=Population(num_examples or 0, group_size, num_examples_given),
+                accountant=accountant,
+                mechanism={**(mechanism_options or {}), "name": mechanism},
+            )
+        elif given := [k for k, x in (needed | options).items() if x not in DEFAULTS]:
+            raise InputError(f"plan= fixes {', '.join(given)}: leave them out")
+        self._sensitivity = sensitivity_of(self._clip) if plan.private else 0.0
         # Noise would be 0, too, and the training would learn nothing.
-        if self._sensitivity == 0:
+        if plan.private and self._sensitivity == 0:
             raise InputError(
                 "this clip has sensitivity 0, so every gradient would be zero: use a clip norm "
                 "above 0"
             )
-        seed = None if seed is None else scalars.whole("seed", seed)
-        if not 0 < epsilon < float("inf"):
-            raise InputError(f"epsilon must be positive and finite, got {epsilon}")
-        if mesh is not None and (len(mesh.axis_names) != 1 or mesh.is_multi_process):
-            raise InputError(
-                f"mesh must have one axis with devices of this process only, got {mesh}"
-            )
+        check_std(plan.noise_multiplier * self._sensitivity)
         # The same devices, with an axis of type Auto.
         self._mesh = mesh and Mesh(mesh.devices, mesh.axis_names)
-        self._num_devices = self._mesh.size if self._mesh else 1
-        self._clip = clip
-        if not isinstance(trainable, str):
-            raise InputError(f"trainable must be a regular expression, got {trainable!r}")
-        self._trainable, chosen = trainable, pytree.matching(trainable)
-        self._trained_of = functools.partial(_part, chosen)
-        population = Population(num_examples, group_size, num_examples_given)
-        self._groups = None if groups is None and not group_size else population.numbered(groups)
-        path = None if folder is None else _resolved(folder)
-        plan = _planned(
-            path,
-            population,
-            epsilon,
-            expected_batch_size=expected_batch_size,
-            num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
-            delta=delta,
-            accountant=accountant,
-            mechanism={**(mechanism_options or {}), "name": mechanism},
-        )
-        check_std(plan.noise_multiplier * self._sensitivity)
+        num_devices = self._mesh.size if self._mesh else 1
+        self._trainable = trainable
+        has_groups = groups is not None or group_size
+        self._groups = plan.population.numbered(groups) if has_groups else None
         # The arguments that define this training, besides its plan.
-        self._asked: JsonObject = {"target_epsilon": epsilon, "trainable": trainable, "seed": seed}
-        self._asked |= {"sensitivity": self._sensitivity, "clip": in_words(clip)}
+        target = epsilon if epsilon is not None else plan.to_json()["epsilon"]
+        self._asked: JsonObject = {"target_epsilon": target, "trainable": trainable, "seed": seed}
+        self._asked |= {"sensitivity": self._sensitivity, "clip": in_words(self._clip)}
         self._row_shapes: list[tuple[int, ...]] | None = None
         git_commit()  # read now, because the files may have changed by the first step
-        self._run = PrivateRun(plan, seed, self._num_devices)
+        self.run = PrivateRun(plan, seed, num_devices)
         if path is not None:
-            self._run.open(path, self._record, self._digests)
-        # No noise is used twice. A batch must belong to this training, unchanged (`_tag`), and
+            self.run.open(path, self._record, self._digests)
+        # No noise is used twice. A batch must belong to this training, unchanged (`batch_of`), and
         # its step must be the state's next one (`noise.step`); both are checked under `jit`, too.
         # Outside `jit`, a batch is used once whatever the state (`_used` is the last one). A state
-        # is made once, before the first draw (`_initialised`; `_first` counts the steps before this
-        # object was made).
-        self._tag = self._run.key("whose batch")[:2].copy()
-        self._first = self._used = self._run.step
-        self._initialised = self._transformed = False
+        # is made once, before the first draw (`_initialised`).
+        self.tag = self.run.key("whose batch")[:2].copy()
+        self._used, self._initialised, self._transformed = 0, False, False
         # A copy, because another training of this seed has the same array.
-        self._claim: object = claim_key(self._run.key("noise").copy())
-        if path is not None and not self._run.is_resumed:
-            self._run.save(None)
+        self._claim: object = claim_key(self.run.key("noise").copy())
+        if path is not None and not self.run.is_resumed:
+            self.run.save(None)
 
     @property
     def plan(self) -> PrivacyPlan:
         """N, l, q, T, σ, ε and δ, fixed from the start."""
-        return self._run.plan
+        return self.run.plan
 
     @property
     def steps_begun(self) -> int:
         """Number of steps counted: drawn, lost in a crash, or missing from a period."""
-        return self._run.steps_begun
+        return self.run.steps_begun
 
     @property
     def epsilon_spent(self) -> float:
         """ε of `steps_begun` steps, at the plan's δ."""
-        return self._run.epsilon_spent
+        return self.run.epsilon_spent
 
     def batches(self, data: PyTree) -> Iterator[DrawnBatch]:
         """Draws the batches of the remaining steps; drawing one spends its share of ε.
@@ -258,43 +234,46 @@ class PrivateTraining:
           RuntimeError: in a fork of this training's process.
         """
         leaves, num = jax.tree.leaves(data), self.plan.num_examples
-        planned = f"{num} examples"
+        expected = f"{num} examples"
         if self._groups is not None:
             num = len(self._groups)
-            planned = f"{num} rows of users"
+            expected = f"{num} rows of users"
         elif self.plan.num_examples_given and leaves and np.shape(leaves[0]):
             num = min(num, max(1, len(leaves[0])))  # an empty array fails the check below
         for leaf in leaves:
             if not np.shape(leaf) or len(leaf) != num:
                 raise InputError(
-                    f"the plan is for {planned}, but an array of the data has shape "
+                    f"the plan is for {expected}, but an array of the data has shape "
                     f"{np.shape(leaf)}"
                 )
         dtypes = [getattr(x, "dtype", "") for x in leaves]
         parts = zip(pytree.names(data), dtypes, leaves, strict=True)
         shapes = [f"{name} {dtype}{list(np.shape(x))}" for name, dtype, x in parts]
-        before = self._run.more.setdefault("data", shapes)
+        before = self.run.more.setdefault("data", shapes)
         if before != shapes:
             raise InputError(f"the training began with data {before}, not {shapes}")
         self._row_shapes = [np.shape(x)[1:] for x in leaves]
-        return self._drawn(data, num)
-
-    def _drawn(self, data: PyTree, num: int) -> Iterator[DrawnBatch]:
         # Rows of users come from one table, made once for the training.
         table = None
         if self._groups is not None:
             table = user_table.table(self._groups, self.plan.group_size)
             num = len(table)
-        for step in self._run.steps():
-            batch = self._run.batch(step).within(num)
+
+        def read(step: int) -> tuple[PyTree, Bool[np.ndarray, "rows ..."]]:
+            batch = self.run.batch(step).within(num)
             batch = batch if table is None else user_table.examples(batch, table)
-            examples = jax.tree.map(lambda x, batch=batch: self._rows(batch, x), data)
-            number, mask = np.array(step, np.int32), np.asarray(batch.mask)
-            tag = np.asarray(_tag_of_batch(self._tag, number, mask))
-            # Read-only, because `tag` has a checksum of the mask.
-            for fact in (number, mask, tag):
-                fact.setflags(write=False)
-            yield DrawnBatch(examples, mask, number, tag)
+            return jax.tree.map(lambda x: self._rows(batch, x), data), np.asarray(batch.mask)
+
+        return self.draw(read)
+
+    def draw(self, read: Reader) -> Iterator[DrawnBatch]:
+        """Draws the batches of the remaining steps, as `batches`, with the examples of `read`.
+
+        `read(step)` returns the examples of the batch `run.batch(step)`, and its mask. It is called
+        after the step is counted.
+        """
+        for step in self.run.steps():
+            yield batch_of(*read(step), step, self.tag)
 
     def _rows(self, batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
         """A batch's rows of one array on the devices, zeros where there is no example."""
@@ -311,7 +290,7 @@ class PrivateTraining:
         """The arrays on the mesh, if there is one, with rows shared along an axis or copied."""
         if self._mesh is None:
             return tree
-        return jax.device_put(tree, NamedSharding(self._mesh, PartitionSpec(*axes)))
+        return processes.put(tree, NamedSharding(self._mesh, PartitionSpec(*axes)))
 
     def gradient(
         self, oracle: Method, *, microbatch_size: int = 16
@@ -345,31 +324,31 @@ class PrivateTraining:
             `close`, which a program that you compiled before cannot notice.
         """
         with_loss = getattr(oracle, "with_loss", None)
-        if with_loss is None and (self.plan.group_size or self._trainable):
+        if with_loss is None and (self._groups is not None or self._trainable):
             raise InputError(
                 "this oracle cannot use group_size or trainable: make it by bam.dp_sgd or another "
                 "method of bam, or decorate yours with bam.core.oracles.method"
             )
-        with self._run.in_use():
+        size, group_size = scalars.count("microbatch_size", microbatch_size), 0
+        if self._groups is not None:
+            group_size = self.plan.group_size
+            size = max(1, size // group_size)  # a row is a user
+        gradient = gradient_of(
+            self.plan,
+            oracle,
+            self._clip,
+            microbatch_size=size,
+            mesh=self._mesh,
+            group_size=group_size,
+            trainable=self._trainable,
+        )
+        with self.run.in_use():
             if self._transformed:
                 raise RuntimeError(
                     "a PrivateTraining makes one transform: a second one would spend its ε again"
                 )
             self._transformed = True
-        plan = self.plan
-        noised_mean = NoisedMean(
-            plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy
-        )
-        compiled = compiled_once(
-            _private_gradient,
-            as_part(oracle),
-            self._clip,
-            noised_mean,
-            microbatch_size=self._fitting(microbatch_size),
-            group_size=plan.group_size,
-            trainable=self._trainable,
-            mesh=self._mesh,
-        )
+        compiled = compiled_once(type(gradient).update, gradient)
 
         def update(
             batch: DrawnBatch, state: PrivateState, params: Params | None = None
@@ -381,11 +360,11 @@ class PrivateTraining:
                     f"PrivateTraining.batches(data), got {type(batch).__name__}"
                     + (f". {NO_MULTI_STEPS}" if tracing.being_traced() else "")
                 )
-            with self._run.in_use():
+            with self.run.in_use():
                 self._check_rows(batch)
             tracing.check_one_program("a PrivateTraining")
             # Under `jit` these are tracers: then the result is NaN where an error is raised here.
-            is_next, noise = _is_next(batch, state), state.privatize.noise
+            is_next, noise = is_next_batch(batch, state), state.privatize.noise
             tracing.check_keys(noise.key, noise.step)
             if isinstance(is_next, jax.core.Tracer):
                 return compiled(batch, state, params)
@@ -396,8 +375,8 @@ class PrivateTraining:
                     "changed. A repeated batch or a restarted state would repeat noise"
                 )
             step = int(batch.step)
-            with self._run.in_use():
-                if not self._used < step <= self._run.step:
+            with self.run.in_use():
+                if not self._used < step <= self.run.step:
                     raise InputError(
                         f"the batch of step {step} was already used, and a second gradient would "
                         "repeat its noise: take the next batch"
@@ -406,7 +385,7 @@ class PrivateTraining:
             try:
                 return compiled(batch, *self._placed((state, params)))
             except BaseException:
-                with self._run.lock:  # no result was seen, so the batch may be used again
+                with self.run.lock:  # no result was seen, so the batch may be used again
                     self._used = used if self._used == step else self._used
                 raise
 
@@ -414,7 +393,7 @@ class PrivateTraining:
 
     def _check_rows(self, batch: DrawnBatch) -> None:
         """InputError if rows were added to a drawn batch, or have another shape than the data's."""
-        user_axis = (self.plan.group_size,) if self.plan.group_size else ()
+        user_axis = () if self._groups is None else (self.plan.group_size,)
         shape, dtype = np.shape(batch.mask), getattr(batch.mask, "dtype", None)
         facts = [(np.shape(x), getattr(x, "dtype", None)) for x in (batch.step, batch.tag)]
         if (
@@ -437,47 +416,33 @@ class PrivateTraining:
 
     def _init(self, params: Params) -> PrivateState:
         if pytree.is_placeholder(params):
-            noise = keyless(self.plan.mechanism.strategy)
-            return PrivateState(PrivatizeState(self._clip.init(params), noise), params, noise.key)
-        with self._run.in_use():
+            return first_state(self._clip, mean_of(self.plan), params, self.tag, self.tag)
+        with self.run.in_use():
             return self._first_state(params)
 
     def _first_state(self, params: Params) -> PrivateState:
         if tracing.being_traced():
             raise RuntimeError("init a private transform outside of jit: it holds a secret key")
-        if self._initialised or self._run.step > self._first:
+        if self._initialised or self.run.step > self.run.first:
             raise RuntimeError(
                 f"init a second time, or after {self.steps_begun} steps, would repeat the noise: "
                 "make another PrivateTraining (its ε adds to this one's)"
             )
         pytree.check_has_arrays(params)
         pytree.check_real(params)
-        trained = self._trained_of(params)
+        trained = pytree.chosen(params, self._trainable)
         if not jax.tree.leaves(trained):
             names = ", ".join(pytree.names(params)[:8])
             raise InputError(
                 f"trainable={self._trainable} matches no parameter; the names are {names}"
             )
         self._initialised = True
-        key, strategy = jnp.asarray(self._run.key("noise")), self.plan.mechanism.strategy
-        noise = init_noise(key, self._clip, trained, strategy)
-        check_rounding(noise, self.plan.noise_multiplier, strategy)
-        # The first step after a resume is step `_first` + 1, as in its batch.
-        noise = noise._replace(step=jnp.asarray(self._first, noise.step.dtype))
-        # The private gradient is float32 or wider, whatever the parameters are.
-        wide = jax.tree.map(lambda x: pytree.at_least_float32(jnp.asarray(x)), trained)
-        state = PrivatizeState(self._clip.init(trained), noise)
-        return PrivateState(state, optax.tree.zeros_like(wide), jnp.asarray(self._tag))
-
-    def _fitting(self, microbatch_size: int) -> int:
-        """The number of rows, or of users, in a microbatch of at most `microbatch_size` examples.
-
-        It is at least 1, and smaller if 32 bits cannot hold the sum.
-        """
-        size = scalars.count("microbatch_size", microbatch_size)
-        size = max(1, size // self.plan.group_size) if self.plan.group_size else size
-        plan = self.plan
-        return fitting_size(size, plan.noise_multiplier, self._sensitivity, plan.capacity)
+        key = self.run.key("noise")
+        state = first_state(self._clip, mean_of(self.plan), trained, key, self.tag)
+        # The first step after a resume is step `first` + 1, as in its batch.
+        noise = state.privatize.noise
+        noise = noise._replace(step=jnp.asarray(self.run.first, noise.step.dtype))
+        return state._replace(privatize=state.privatize._replace(noise=noise))
 
     def save(self, folder: str | Path, tree: PyTree = None) -> None:
         """Saves a checkpoint from which a training with this `folder` continues, all or nothing.
@@ -493,16 +458,16 @@ class PrivateTraining:
           OSError: if the checkpoint cannot be written.
           RuntimeError: in a fork of this training's process.
         """
-        with self._run.in_use():
+        with self.run.in_use():
             path = _resolved(folder)
-            if self._run.folder not in (None, path):
+            if self.run.folder not in (None, path):
                 raise InputError(
-                    f"this training is already saved in {self._run.folder}: save it there"
+                    f"this training is already saved in {self.run.folder}: save it there"
                 )
-            if self._run.folder is None:
-                self._run.check_savable(tree)  # before a folder is made
-                self._run.open(path, self._record, self._digests, must_begin=True)
-            self._run.save(tree)
+            if self.run.folder is None:
+                self.run.check_savable(tree)  # before a folder is made
+                self.run.open(path, self._record, self._digests, must_begin=True)
+            self.run.save(tree)
 
     @property
     def _record(self) -> JsonObject:
@@ -535,18 +500,24 @@ class PrivateTraining:
         A state of `init` gets this training's own key and tag. InputError if other arrays were
         saved, or the training has no folder.
         """
-        if self._run.folder is None:
+        if self.run.folder is None:
             raise InputError("this training was not saved: pass folder=…, or call save first")
-        tag = jnp.asarray(self._tag)
-        return jax.tree.map(
-            lambda x: x._replace(tag=tag) if _is_state(x) else x,
-            self._run.restore(like),
-            is_leaf=_is_state,
-        )
+        return self.last_saved(like)
+
+    def last_saved(self, like: PyTree) -> PyTree:
+        """Returns the last saved pytree, or `like`, with this training's own key and tag."""
+
+        def with_tag(node: Any) -> Any:
+            if not isinstance(node, PrivateState):
+                return node
+            return node._replace(tag=processes.put(self.tag, node.tag.sharding))
+
+        is_state = lambda node: isinstance(node, PrivateState)  # noqa: E731
+        return jax.tree.map(with_tag, self.run.restore(like), is_leaf=is_state)
 
     def close(self) -> None:
         """Ends this training, which takes no more steps, and frees the folder."""
-        self._run.close()
+        self.run.close()
         self._claim = None
 
     def write_statement(self, path: str | Path, data: str) -> None:
@@ -558,14 +529,14 @@ class PrivateTraining:
         """
         mechanism, versions, commit = self.plan.mechanism, provenance.versions(), git_commit()
         record = {
-            "seed": self._run.seed,
+            "seed": self.run.seed,
             "clip_norm": None,  # only S is known
             "sensitivity": self._sensitivity,
             "sampling": mechanism.sampling,
             "noise": mechanism.noise,
-            "noise_key": "operating system" if self._run.seed is None else "seed",
+            "noise_key": "operating system" if self.run.seed is None else "seed",
             "steps_begun": self.steps_begun,
-            "processes": self._run.processes or [ledger.this_process(1, self._num_devices)],
+            "processes": self.run.processes or [ledger.this_process(1, self.run.num_devices)],
         }
         fields = statement.fields_of_own_loop(
             self.plan,
@@ -581,162 +552,32 @@ class PrivateTraining:
         raise TypeError("a PrivateTraining cannot be copied: the copy would repeat its noise")
 
 
-def _private_gradient(
-    oracle: Any,
-    clip: Bounded,
-    noised_mean: NoisedMean,
-    batch: DrawnBatch,
-    state: PrivateState,
-    params: Params,
+def _plan_of(
+    folder: Path | None,
     *,
-    microbatch_size: int,
-    group_size: int,
-    trainable: str,
-    mesh: Mesh | None,
-) -> tuple[Grads, PrivateState]:
-    """The private gradient; NaN if the batch is not the state's next one."""
-    rows, mask = batch.examples, jnp.asarray(batch.mask)
-    if group_size:
-        rows, mask = (rows, mask), jnp.any(mask, axis=1)
-    # The shift is shared by all examples and uses only the last private gradient.
-    at = oracle.ascend(params, _merged(state.previous, optax.tree.zeros_like(params)))
-
-    def loss_of(loss: LossFn) -> LossFn:
-        """The loss of a row of `rows` as a function of the trained parameters alone."""
-        loss = mean_loss(loss) if group_size else loss
-        return lambda trained, row: loss(_merged(trained, at), row)
-
-    if group_size or trainable:
-        oracle = oracle.with_loss(loss_of)
-
-    def gradient_of(trained: Params, row: PyTree) -> Grads:
-        grads = oracle.grad(trained, row)
-        shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, trained))
-        if not pytree.same_structure(grads, trained) or shapes != expected:
-            raise InputError(
-                "the oracle's gradient has another structure or other shapes than the parameters"
-            )
-        return grads
-
-    gradient, _, after = private_mean(
-        gradient_of,
-        clip,
-        noised_mean,
-        _part(pytree.matching(trainable), at),
-        rows,
-        mask,
-        state.privatize,
-        microbatch_size=microbatch_size,
-        mesh=mesh,
+    num_examples: int,
+    expected_batch_size: int,
+    num_epochs: int,
+    epsilon: float,
+    delta: float,
+    population: Population,
+    accountant: str,
+    mechanism: JsonMapping,
+) -> PrivacyPlan:
+    """Returns the folder's plan, if it has these settings, or else a new one."""
+    if not 0 < scalars.real("epsilon", epsilon) < float("inf"):
+        raise InputError(f"epsilon must be positive and finite, got {epsilon}")
+    return planned(
+        folder,
+        population,
+        float(epsilon),
+        expected_batch_size=expected_batch_size,
+        num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
+        delta=delta,
+        accountant=accountant,
+        mechanism=mechanism,
     )
-    # Another batch than the next one would repeat this step's noise.
-    is_next = _is_next(batch, state)
-    gradient = jax.tree.map(lambda x: jnp.where(is_next, x, jnp.nan), gradient)
-    gradient = tracing.never_mapped(gradient)
-    update = _merged(gradient, optax.tree.zeros_like(params))
-    return update, PrivateState(after, gradient, state.tag)
 
 
 def _resolved(folder: str | Path) -> Path:
     return files.user_path(folder).resolve()
-
-
-def _planned(
-    folder: Path | None,
-    population: Population,
-    epsilon: float,
-    mechanism: JsonMapping,
-    **options: Any,
-) -> PrivacyPlan:
-    """The plan recorded in the folder, if it has these arguments; without one, a new plan."""
-    if folder and (recorded := recorded_plan(folder, epsilon)):
-        options |= {"population": population, "mechanism_config": mechanism}
-        # σ and ε stay as recorded: another version of the accountant may compute others.
-        expected = dataclasses.replace(recorded, **options)
-        check_same(folder / PLAN, recorded.to_json(), expected.to_json())
-        return recorded
-    return make_plan(
-        num_examples=population, target_epsilon=epsilon, mechanism=mechanism, **options
-    )
-
-
-def _is_next(batch: DrawnBatch, state: PrivateState) -> bool | Bool[Array, ""]:
-    values: tuple[Any, ...] = (batch.step, batch.tag, batch.mask)
-    values += (state.privatize.noise.step, state.tag)
-    if not any(isinstance(x, jax.core.Tracer) for x in values):
-        values = tuple(map(np.asarray, values))  # NumPy is faster for a few small operations
-    number, tag, mask, steps_taken, tag_of_training = values
-    expected = _tag_of_batch(tag_of_training, number, mask)
-    is_next = (number == steps_taken + 1) & (tag == expected).all()
-    return bool(is_next) if isinstance(is_next, np.bool_) else is_next
-
-
-def _tag_of_batch(
-    tag_of_training: UInt32[Array | np.ndarray, "2"],
-    step: Int32[Array | np.ndarray, ""],
-    mask: Bool[Array | np.ndarray, "rows ..."],
-) -> UInt32[Array | np.ndarray, "2"]:
-    """The training's tag, XOR the step and a checksum of the mask.
-
-    Each place has its own word, so another mask has another sum, except for one in 2^32.
-    """
-    # The constants and the mix are xxHash's; any good hash of 32 bits would do.
-    xp: Any = np if isinstance(mask, np.ndarray) else jnp
-    words = xp.arange(1, mask.size + 1, dtype=xp.uint32) * xp.uint32(0x9E3779B1)
-    words = (words ^ (words >> 15)) * xp.uint32(0x85EBCA77)
-    words = (words ^ (words >> 13)) * xp.uint32(0xC2B2AE3D)
-    words = xp.where(mask.ravel(), words ^ (words >> 16), xp.uint32(mask.size))
-    checksum = xp.sum(words, dtype=xp.uint32)
-    return tag_of_training ^ xp.stack([xp.asarray(step).astype(xp.uint32), checksum])
-
-
-def _is_state(node: object) -> bool:
-    return isinstance(node, PrivateState)
-
-
-def _part(chosen: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
-    """The chosen leaves of a tree, with None in place of the others."""
-    return jax.tree.map(lambda x, keep: x if keep else None, tree, chosen(tree))
-
-
-def _merged(trained: PyTree, frozen: PyTree) -> PyTree:
-    """The leaves of `trained`, and those of `frozen` where it has None."""
-    return jax.tree.map(
-        lambda x, other: other if x is None else x, trained, frozen, is_leaf=lambda x: x is None
-    )
-
-
-def in_words(value: Any) -> str:
-    """Describes a clip by its numbers and the names of its functions, alike in every process.
-
-    For example "bam.core.clipping.ClipByL2Norm(clip_norm=1.0)". An array is described by a digest.
-    The code of a function, and the numbers that it keeps, are not part of the text; those of a
-    partial function, and of the object of a method, are.
-    """
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        array = np.asarray(value)
-        if not array.shape:
-            return repr(array.item())
-        return (
-            f"{array.dtype}{list(array.shape)} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
-        )
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(in_words, value))})"
-    if isinstance(value, dict):
-        return _call_in_words("dict", value)
-    if hasattr(value, "keywords"):  # a partial function, of Python or JAX
-        arguments = {str(i): x for i, x in enumerate(value.args)} | value.keywords
-        return _call_in_words(in_words(value.func), arguments)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {x.name: getattr(value, x.name) for x in dataclasses.fields(value)}
-        return _call_in_words(in_words(type(value)), fields)
-    if isinstance(value, types.MethodType):
-        return f"{in_words(value.__self__)}.{value.__name__}"
-    if not callable(value) and type(value).__repr__ is not object.__repr__:
-        return repr(value)
-    definition: Any = value if hasattr(value, "__qualname__") else type(value)
-    return f"{definition.__module__}.{definition.__qualname__}"
-
-
-def _call_in_words(name: str, arguments: JsonMapping) -> str:
-    return f"{name}({', '.join(f'{key}={in_words(x)}' for key, x in arguments.items())})"

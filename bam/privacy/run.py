@@ -1,7 +1,6 @@
 """A private run: its random streams, its count of steps, and its checkpoints.
 
-Both ways to train are loops over one `PrivateRun`. `bam.PrivateTraining`, for a user's own loop,
-adds a transform; `bam.training.loop`, which `bam train` runs, adds rows of metrics and files.
+`bam.PrivateTraining` is a run with a transform, and `bam train` is a loop over one.
 
     run = PrivateRun(plan, seed)
     run.open(folder, record)             # begins in the folder, or continues after its checkpoint
@@ -15,6 +14,8 @@ A folder holds `plan.json` (the record, which must be the same when a run contin
 """
 
 import contextlib
+import dataclasses
+import math
 import re
 import secrets
 import threading
@@ -27,19 +28,66 @@ import jax
 import numpy as np
 from jaxtyping import PyTree, UInt32
 
-from bam import files
+from bam import files, provenance
 from bam.core import forks, scalars, seeds
 from bam.core.noise import CorrelatedNoiseState, GaussianNoiseState, with_new_key
 from bam.core.sampling import PaddedBatch
 from bam.errors import InputError
-from bam.files import JsonObject
+from bam.files import JsonMapping, JsonObject
 from bam.privacy import checkpoint, ledger, processes
-from bam.privacy.plan import PrivacyPlan, check_same
+from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
 
 PLAN = "plan.json"
 CHECKPOINTS = "checkpoints"
 # The folder's secret key -> digests of the data and settings of a run, by names for messages.
 Digests = Callable[[bytes], JsonObject]
+
+
+def planned(
+    folder: Path | None,
+    population: Population,
+    target_epsilon: float,
+    *,
+    plan: PrivacyPlan | None = None,
+    spare_steps: int = 0,
+    mechanism: JsonMapping,
+    **settings: Any,
+) -> PrivacyPlan:
+    """Returns the plan recorded in a folder, if it has these settings; without one, a new plan.
+
+    The recorded σ and ε stay, because another version of the accountant may choose others.
+
+    Args:
+      folder: of the run to continue or begin; None for none.
+      population: the examples or users.
+      target_epsilon: the largest ε, `inf` without privacy.
+      plan: a plan of these settings that is taken in place of a recorded one.
+      spare_steps: the number of steps in `num_steps` that only replace lost ones.
+      mechanism: name and options of the way to draw batches.
+      **settings: the other arguments of `make_plan`.
+
+    Raises:
+      InputError: as `make_plan` and `recorded_plan`, and if another plan is recorded.
+    """
+    target = target_epsilon if target_epsilon < math.inf else None
+    recorded = plan or (folder and recorded_plan(folder, target))
+    if not recorded:
+        plan = make_plan(
+            num_examples=population,
+            target_epsilon=target_epsilon,
+            mechanism=mechanism,
+            **settings,
+        )
+        return dataclasses.replace(plan, spare_steps=spare_steps)
+    if target is None:
+        settings |= {"noise_multiplier": 0.0, "epsilon": math.inf}
+    else:
+        recorded.check_target(target)
+    settings |= {"population": population, "spare_steps": spare_steps}
+    expected = dataclasses.replace(recorded, mechanism_config=mechanism, **settings)
+    where = folder / PLAN if folder else "the plan"
+    check_same(where, recorded.to_json(), expected.to_json())
+    return recorded
 
 
 def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | None:
@@ -52,7 +100,20 @@ def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | N
     path = folder / PLAN
     if not path.exists():
         return None
+    check_version(folder)
     return read_plan(path, target_epsilon, "; choose another folder")
+
+
+def check_version(folder: Path) -> None:
+    """InputError if the last process of an unfinished run had another version of bam."""
+    joined, ours = ledger.read_processes(folder), provenance.versions()["bam"]
+    theirs = joined[-1]["versions"].get("bam", ours) if joined else ours
+    # Patches of a version continue each other's runs.
+    if theirs.split(".")[:2] != ours.split(".")[:2]:
+        raise InputError(
+            f"{folder} holds an unfinished run of bam {theirs}, which only that version continues: "
+            f"pip install bam-dp=={theirs}, or choose another folder"
+        )
 
 
 def read_plan(path: Path, target_epsilon: float | None = None, advice: str = "") -> PrivacyPlan:
@@ -80,6 +141,8 @@ class PrivateRun:
       lost: number of counted steps that no checkpoint has: those that earlier processes began and
         did not save, and missing steps of a period.
       more: a JSON object that the caller keeps in checkpoints beside the state.
+      first: the step of the checkpoint that the run continues; 0 for a new run.
+      num_devices: number of devices that share the examples of a step.
       folder: of the run; None until `open`.
       processes: the processes that took steps, as `ledger.this_process` describes them.
       lock: the lock of threads that share the run.
@@ -101,7 +164,7 @@ class PrivateRun:
         self.more: JsonObject = {}
         self.folder: Path | None = None
         self.is_resumed = False
-        self._num_devices = num_devices
+        self.num_devices, self.first = num_devices, 0
         self._is_unseeded = seed is None
         self._root_seed = (
             int.from_bytes(processes.random_words(8).tobytes()) if self.seed is None else self.seed
@@ -218,7 +281,7 @@ class PrivateRun:
                 if counts and processes.writes():
                     ledger.create(counts)  # before plan.json: a run without its ledger is refused
             joined = ledger.read_processes(folder, header["processes"])
-            num_devices = self._num_devices
+            num_devices = self.num_devices
 
             # It holds no reference to `self`. Otherwise the run would keep itself alive, and its
             # finalizer would never free the folder.
@@ -247,7 +310,7 @@ class PrivateRun:
             if saved:
                 self.is_resumed, self.more = True, saved["more"]
             if not begins:
-                self.step = header["step"]
+                self.step = self.first = header["step"]
                 self._before = self.step if self._is_unseeded else 0
                 self.lost = counted.begun - self.step
             self._record, self.folder, self._ledger = record, folder, counted

@@ -23,7 +23,7 @@ from bam.files import JsonObject
 from bam.models.figures import LOWER_IS_BETTER, NAMES
 from bam.privacy import accounting
 from bam.sweep.runs import Configs, FinishedRun, with_seeds
-from bam.training import devices, keys, parts, rundir, trainer
+from bam.training import devices, keys, loop, parts, rundir
 from bam.training.config import add_options
 
 with needs("train"):
@@ -372,7 +372,7 @@ def with_smaller_batches(config: ConfigDict, factor: int) -> ConfigDict:
 
     Source: Sander et al. 2023, "TAN Without a Burn: Scaling Laws of DP-SGD" (arXiv 2210.03403).
     """
-    plan = trainer.build(config).plan
+    plan = loop.build(config).plan
     if plan.mechanism_name != "poisson" or not plan.private or plan.expected_batch_size % factor:
         raise InputError(
             f"--smaller={factor} needs a private run with Poisson batches and an "

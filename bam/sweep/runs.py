@@ -13,8 +13,7 @@ from bam import files
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.privacy import checkpoint
-from bam.privacy.plan import PrivacyPlan
-from bam.privacy.run import CHECKPOINTS
+from bam.privacy.run import CHECKPOINTS, PLAN
 from bam.training import loop, rundir
 from bam.training.step import TrainState
 
@@ -73,24 +72,25 @@ def in_turn(groups: Mapping[Key, Configs]) -> Configs:
 def build(
     configs: Configs,
     should_stop: Callable[[], bool],
-    plans: Mapping[str, PrivacyPlan | None] = {},
+    workdir: Path | None = None,
 ) -> dict[str, loop.Trainer]:
     """The trainers of some runs, by name.
 
     Runs that differ in their seed alone share one trainer, so a setting is planned once.
-    `should_stop` is called after each run, and True returns the trainers so far. `plans` are the
-    plans that unfinished runs have recorded.
+    `should_stop` is called after each run, and True returns the trainers so far. `workdir`
+    holds the unfinished runs, which have recorded their plans.
     """
     built: dict[str, loop.Trainer] = {}
     trainers = {}
     for name, config in configs.items():
         seedless = config.copy_and_resolve_references()
         seedless.seed = 0
-        key = str(seedless.to_json_best_effort(sort_keys=True))
-        plan = plans.get(name)
+        key, folder = str(seedless.to_json_best_effort(sort_keys=True)), None
         # A resumed run keeps its recorded σ, even where an accountant would choose another today.
-        if key not in built or (plan and plan != built[key].plan):
-            built[key] = loop.build(config, plan=plan)
+        if workdir and (recorded := workdir / name / PLAN).exists():
+            key, folder = f"{key} {files.read_bytes(recorded)!r}", workdir / name
+        if key not in built:
+            built[key] = loop.build(config, folder=folder)
         trainers[name] = built[key]
         if should_stop():
             break
@@ -120,8 +120,7 @@ def train(
     """
     complete = finished(configs, workdir)
     missing = [name for name in configs if name not in complete]
-    plans = {name: rundir.recorded_plan(workdir / name, configs[name]) for name in missing}
-    built = build({name: configs[name] for name in missing}, should_stop, plans)
+    built = build({name: configs[name] for name in missing}, should_stop, workdir)
     if len(built) < len(missing):
         return
     on_built(built)

@@ -40,13 +40,20 @@ def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def share_rows(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Shards the leading axis of arrays over the devices; copies them if it does not divide evenly.
+    """Places arrays with the sharding `of_rows`; they are equal in every process."""
+    return processes.put(tree, of_rows(len(jax.tree.leaves(tree)[0]), mesh))
 
-    For functions whose rows are independent. The arrays are equal in every process.
+
+def of_rows(num_rows: int, mesh: Mesh | None) -> NamedSharding | None:
+    """Returns the sharding of arrays of so many rows, for functions whose rows are independent.
+
+    The rows are shared over the devices, or copied if they do not divide evenly; None for a single
+    device.
     """
-    if mesh is None or any(x.shape[0] % mesh.size for x in jax.tree.leaves(tree)):
-        return replicate(tree, mesh)
-    return processes.put(tree, NamedSharding(mesh, PartitionSpec(*mesh.axis_names)))
+    if mesh is None:
+        return None
+    axes = mesh.axis_names if num_rows % mesh.size == 0 else ()
+    return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def room_for_data() -> int:

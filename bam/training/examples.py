@@ -1,15 +1,24 @@
-"""The input of a loss: an example with this step's views, or a user with several examples."""
+"""The rows of a run's batches, and the examples that a loss gets: a row with this step's views.
 
-from collections.abc import Callable
+A row has an `image` or the images of a user, their `label` or labels, and its number `row`.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Int, PyTree
 
-from bam.data import augment, datasets, users
+from bam.core.sampling import PADDING, PaddedBatch
+from bam.data import augment, datasets, stream, users
+from bam.data.stream import StoredImages
 from bam.extras import needs
+from bam.privacy.plan import PrivacyPlan
+from bam.training import devices
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -26,14 +35,12 @@ class Inputs(NamedTuple):
     Attributes:
       shape: the shape of an image.
       are_users: whether a row is a user with several images.
-      streams: whether a split holds only the rows of a batch.
       num_views, shift, flip, mixtures: arguments of `bam.data.augment`.
       prepare: normalises an image for the network.
     """
 
     shape: tuple[int, ...]
     are_users: bool
-    streams: bool
     num_views: int
     shift: int
     flip: str
@@ -46,7 +53,6 @@ def inputs_of(config: ConfigDict, dataset: datasets.Dataset) -> Inputs:
     return Inputs(
         shape=tuple(dataset.train.images.shape[-3:]),
         are_users=config.dataset.group_size > 0,
-        streams=datasets.streams(dataset),
         num_views=config.augment.views,
         shift=config.augment.shift,
         flip=config.augment.flip,
@@ -55,15 +61,63 @@ def inputs_of(config: ConfigDict, dataset: datasets.Dataset) -> Inputs:
     )
 
 
-def rows(inputs: Inputs, split: datasets.Split, indices: Array | np.ndarray) -> tuple[Array, ...]:
-    """The arrays `[M, ...]` from which `example_at` makes the examples of rows `indices`.
+class Rows:
+    """The training rows of a run: in the devices' memory, or in files that are read ahead."""
 
-    For data in memory, these are the indices and their places `0, …, M - 1`, because the split has
-    all rows. If data are streamed, images and labels follow, because the split has only these rows.
-    """
-    places = jnp.arange(len(indices), dtype=jnp.int32)
-    numbers: tuple[Array, ...] = (jnp.asarray(indices), places)
-    return (*numbers, *map(jnp.asarray, split[:2])) if inputs.streams else numbers
+    def __init__(self, split: datasets.Split, plan: PrivacyPlan, mesh: Mesh | None) -> None:
+        """Places the data on the devices, unless they are streamed."""
+        self._split, self._capacity, self._mesh = split, plan.capacity, mesh
+        self._all = None
+        if not isinstance(split.images, StoredImages):
+            # Padded to N of the plan, so that no shape tells the number of rows.
+            padded = datasets.padded(split, plan.num_examples)
+            self._all = devices.replicate(_flat(padded), mesh)
+
+    def read(
+        self, batch_at: Callable[[int], PaddedBatch], steps: range
+    ) -> Iterator[tuple[PyTree, np.ndarray]]:
+        """Yields the rows of each step's batch on the devices, and its mask."""
+        num_rows = len(self._split.labels)
+        # N of the plan may exceed the data, and a drawn row without data is an empty place.
+        only = lambda step: batch_at(step).within(num_rows)  # noqa: E731
+        if self._all is not None:
+            take = _taker(devices.of_rows(self._capacity, self._mesh))
+            for step in steps:
+                indices, mask = map(np.asarray, only(step))
+                yield take(self._all, indices, mask) | {"row": indices}, mask
+            return
+        for split, batch in stream.ahead(self._split, only, self._capacity, steps):
+            indices, mask = map(np.asarray, batch)
+            yield _on_devices(split, indices, self._mesh), mask
+
+
+def rows_at(
+    split: datasets.Split, indices: Int[np.ndarray, " m"], mesh: Mesh | None
+) -> dict[str, PyTree]:
+    """Returns the rows of these numbers on the devices; zeros at `PADDING`."""
+    indices = np.asarray(indices)
+    rows = stream.rows_of(split, indices, indices != PADDING)
+    return _on_devices(rows, indices, mesh)
+
+
+def _on_devices(rows: datasets.Split, indices: np.ndarray, mesh: Mesh | None) -> dict[str, PyTree]:
+    # Each device gets only its rows.
+    return devices.share_rows(_flat(rows) | {"row": indices.astype(np.int32)}, mesh)
+
+
+def _flat(split: datasets.Split) -> dict[str, np.ndarray]:
+    # A TPU would copy images of four axes into another layout in every step.
+    return {"image": split.images.reshape(len(split.images), -1), "label": split.labels}
+
+
+@functools.cache
+def _taker(sharding: NamedSharding | None) -> Callable[..., PyTree]:
+    """Returns a program that takes rows out of all rows; zeros where the mask is False."""
+
+    def take(data: PyTree, indices: Array, mask: Array) -> PyTree:
+        return PaddedBatch(indices, mask).take(data)
+
+    return jax.jit(take, out_shardings=sharding)
 
 
 def label_of(dataset: datasets.Dataset) -> jax.ShapeDtypeStruct:
@@ -72,32 +126,24 @@ def label_of(dataset: datasets.Dataset) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(labels.shape[1:], labels.dtype)
 
 
-def example_at(
-    inputs: Inputs, split: datasets.Split, step: Int[Array, ""]
-) -> Callable[[Array, PyTree], PyTree]:
-    """A function `(key of the step, row)` that makes an example, or a user, on the device.
+def example_of(inputs: Inputs, step_key: Array, step: Int[Array, ""]) -> Callable[[PyTree], PyTree]:
+    """Returns the function that makes an example, or a user, of a row with its `place`.
 
-    `row` is one of `rows`. An example has `image`, its K prepared views in this step, and its
-    `label`. No loss of bam reads the rest: `key` and `step` are for oracles of your own, and `row`,
-    the row's number, is for audits. A gradient must not depend on `row`, because a row that is
-    removed may renumber all later ones. A user has the views of all its examples in `image`, a
-    label for each, and the mask `present` (`users.grouped`).
+    An example has `image`, its K prepared views in this step, and its `label`. No loss of bam reads
+    the rest: `key` and `step` are for oracles of your own, and `row`, the row's number, is for
+    audits. A gradient must not depend on `row`, because a row that is removed may renumber all
+    later ones. A user has the views of all its examples in `image`, a label for each, and the mask
+    `present` (`users.grouped`).
     """
     options: Any = {"num_views": inputs.num_views, "shift": inputs.shift, "flip": inputs.flip}
 
-    def at(step_key: Array, row: tuple[Array, ...]) -> dict[str, Array]:
-        index, place, *streamed = row
+    def example_of_row(row: PyTree) -> dict[str, Array]:
         # A row's views depend on the step and the row's place in the batch, which `sampling.pad`
         # draws with ChaCha20, and not on its number: if N is a public constant, a row that is
         # removed renumbers all later ones, and ε would rest on the key of the views.
-        views_key, oracle_key = jax.random.split(jax.random.fold_in(step_key, place))
-        # A padded row has an index past the end, which JAX would clamp to the last example. It
-        # becomes an example of zeros, as in streamed data.
-        is_example = index < len(split.labels)
-        arrays = streamed or [jnp.where(is_example, x[index], 0) for x in split[:2]]
-        images, labels = arrays
-        images = images.reshape(-1, *inputs.shape)  # flat on the devices, see `Trainer.place`
-        example = {"key": oracle_key, "step": step, "row": index}
+        views_key, oracle_key = jax.random.split(jax.random.fold_in(step_key, row["place"]))
+        images, labels = row["image"].reshape(-1, *inputs.shape), row["label"]
+        example = {"key": oracle_key, "step": step, "row": row["row"]}
         if inputs.are_users:
             keys = users.keys_of(views_key, len(images))
             views = jax.vmap(lambda key, image: augment.views(key, image, **options))(keys, images)
@@ -108,7 +154,12 @@ def example_at(
         views = augment.with_mixtures(mixed_key, inputs.prepare(views), inputs.mixtures)
         return example | {"image": views, "label": labels}
 
-    return at
+    return example_of_row
+
+
+def with_places(rows: PyTree) -> PyTree:
+    """Returns rows with their places `0, …, M - 1` in the batch."""
+    return rows | {"place": jnp.arange(len(rows["row"]), dtype=jnp.int32)}
 
 
 def example_like(

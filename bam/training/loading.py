@@ -39,19 +39,19 @@ def make_dataset(
     replaces images by features, which are kept on the disk, in its `cache` or beside the data.
     `log` gets lines on long waits and on large data. Raises InputError as `datasets.load`.
     """
-    _, mapped = listed(section, features_section, log)
-    return mapped()
+    _, load = list_data(section, features_section, log)
+    return load()
 
 
-def listed(
+def list_data(
     section: ConfigDict,
     features_section: ConfigDict | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> tuple[datasets.Dataset, Callable[[], datasets.Dataset]]:
-    """The data of `make_dataset` with blank features, and a function that computes the features.
+    """Returns the data of `make_dataset` as far as they are read, and a function that loads them.
 
-    Blank features have the right number and shape, so a plan need not wait for the map of images.
-    Without features, the data are complete, and the function returns them.
+    Features are blank, because computing them may take minutes: a plan needs only the number, the
+    shapes and the labels of the data. Without features, the data are complete.
     """
     key = {"dataset": section, "features": features_section or ConfigDict()}
     # A file of weights may have changed since the last run of this process.
@@ -64,7 +64,7 @@ def listed(
         dataset = kept_datasets[sections]
         return dataset, lambda: dataset
     with waits.awaited(log, f"reading {section.name}"):
-        loaded = _loaded(sections.dataset, log)
+        loaded = _read(sections.dataset, log)
     feature_map = parts.make_features(sections.features)
     holdout = sections.dataset.get("holdout", 0)
     if feature_map is None:
@@ -75,11 +75,11 @@ def listed(
     rows = datasets.Split(np.zeros((len(loaded.train.labels), 0)), loaded.train.labels)
     blank = datasets.hold_out(extraction.blank(loaded, feature_map), holdout, of=rows)
 
-    def mapped() -> datasets.Dataset:
-        extracted = _extracted(sections, loaded, feature_map, log)
+    def load() -> datasets.Dataset:
+        extracted = _extract(sections, loaded, feature_map, log)
         return _keep(sections, datasets.hold_out(extracted, holdout, of=loaded.train))
 
-    return blank, mapped
+    return blank, load
 
 
 def _files_of(dataset: ConfigDict) -> str:
@@ -140,7 +140,7 @@ def _keep(sections: FrozenConfigDict, dataset: datasets.Dataset) -> datasets.Dat
 kept_datasets: dict[FrozenConfigDict, datasets.Dataset] = {}
 
 
-def _loaded(section: FrozenConfigDict, log: Callable[[str], None]) -> datasets.Dataset:
+def _read(section: FrozenConfigDict, log: Callable[[str], None]) -> datasets.Dataset:
     options = section.as_configdict().to_dict()
     name = options.pop("name")
     options.pop("holdout", None)
@@ -165,7 +165,7 @@ def _loaded(section: FrozenConfigDict, log: Callable[[str], None]) -> datasets.D
     return users.with_test_ids(loaded, groups or named, in_parquet, log)
 
 
-def _extracted(
+def _extract(
     sections: FrozenConfigDict,
     loaded: datasets.Dataset,
     feature_map: extraction.FeatureMap,
@@ -230,7 +230,7 @@ def features_normalisation(section: ConfigDict) -> Normalisation | None:
     return backbone.expected(**{x: section.get(x) for x in options})
 
 
-def normalised(
+def normalise(
     config: ConfigDict, dataset: datasets.Dataset
 ) -> tuple[datasets.Dataset, Normalisation | None]:
     """The data normalised as the weights of `init_from` expect, and that normalisation.

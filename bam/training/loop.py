@@ -1,48 +1,44 @@
-"""Private training by a config: a `PrivateRun` with rows of metrics and files."""
+"""Private training by a config: a `PrivateTraining` with rows of metrics and files."""
 
 import contextlib
-import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from bam import waits
-from bam.core import sampling
-from bam.core.pytree import Params
-from bam.core.sampling import PaddedBatch
-from bam.data import datasets, stream
+from bam.data import datasets
 from bam.files import JsonObject
-from bam.models import finetune, lora
 from bam.privacy import processes
 from bam.privacy.ledger import lost_in_words
+from bam.privacy.private_gradient import DrawnBatch
 from bam.privacy.run import Digests, PrivateRun
-from bam.provenance import git_commit
-from bam.training import devices
-from bam.training import step as steps
+from bam.training.build import build
+from bam.training.evaluation import (
+    diagnosed_rows,
+    evaluate,
+    evaluate_outputs,
+    not_private,
+    whole_model,
+)
+from bam.training.examples import Rows
 from bam.training.rundir import RunFiles, finite
 from bam.training.step import TrainState
 from bam.training.summary import summarize
-from bam.training.trainer import Trainer, build
+from bam.training.trainer import Trainer
 
 __all__ = [
-    "Estimate", "Result", "StoppedError", "TrainState", "Trainer", "build", "estimate_seconds",
-    "evaluate", "not_private", "train", "whole_model",
+    "Result", "StoppedError", "TrainState", "Trainer", "build", "evaluate", "train", "whole_model",
 ]  # fmt: skip
 
 
-Rows: TypeAlias = np.ndarray | jax.Array
 FIRST_STEPS = 3  # after them, a run whose gradients were never finite says so
 LONG = 5.0  # seconds from which on a step has a line while it runs
-NUM_TIMED = 5  # steps whose times an estimate compares
-SHORT = 2.0  # seconds of a step up to which an estimate times whole ones
-ENOUGH = 20.0  # seconds from which on an estimate times two steps alone
-UNSURE = 1.25  # factor between timings and a run, for other work on the machine and its temperature
-LARGE_IMAGE = 64 * 64  # pixels from which on fewer than 1000 images are evaluated at once
 
 
 class Result(NamedTuple):
@@ -76,7 +72,7 @@ def train(
     only the first writes. All of them must see the folder `workdir`.
 
     Args:
-      trainer: from `bam.training.trainer.build`, with the plan that an earlier run in `workdir` has
+      trainer: from `bam.training.build.build`, with the plan that an earlier run in `workdir` has
         recorded, if there is one.
       seed: of weights, batches, views and noise. The same seed gives the same run, stopped and
         resumed or not. Runs of different methods with one seed share batches and noise, which pairs
@@ -105,11 +101,11 @@ def train(
       OSError: if `workdir` cannot be written, or before the first step, if there is no room for a
         checkpoint.
     """
-    git_commit()  # read now, because the files may have changed by the first step
     config = trainer.config.copy_and_resolve_references()
     config.seed = seed
-    run, files = PrivateRun(trainer.plan, seed, trainer.num_devices), RunFiles(workdir, config)
-    with contextlib.closing(run), files:
+    private, files = trainer.training(seed), RunFiles(workdir, config)
+    run = private.run
+    with contextlib.closing(private), files:
         if workdir is not None:
             # The metrics count steps, too: a ledger that says fewer was replaced or cut.
             run.open(workdir, trainer.record, _digests(trainer), at_least=files.steps_begun)
@@ -117,79 +113,32 @@ def train(
         if run.lost:
             log(lost_in_words(run.plan, run.lost, run.end))
         # Without a seed, `restore` replaces the noise key of this seed by the run's secret key.
-        state = run.restore(trainer.init(_seed_from_system() if seed is None else seed))
+        state = private.last_saved(trainer.init(_seed_from_system() if seed is None else seed))
         if config.checkpoint.every:
             run.check_room(state)
-        # Training data are placed once; each step gets row numbers, or rows that are read ahead.
-        feed = Feed(trainer)
+        # Data in memory are placed once; each batch is taken from them, or from files read ahead.
+        rows = Rows(trainer.dataset.train, trainer.plan, trainer.mesh)
+        diagnosed = diagnosed_rows(trainer) if config.diagnostics.every else None
         if run.step < run.end:
             with waits.compiling(log, "the step"):
-                trainer.check_step(state, *feed.nothing(), keeps_size=run.is_resumed)
-                if config.diagnostics.every:
-                    measured = diagnosed(trainer, feed)
-                    trainer.check_diagnostics(state, *measured, keeps_size=run.is_resumed)
+                trainer.check_step(state, keeps_size=run.is_resumed)
+                if diagnosed:
+                    trainer.check_diagnostics(state, diagnosed, keeps_size=run.is_resumed)
         # From here on, another config is refused in this folder.
         files.begin()
         if run.is_resumed and run.step < run.end:
             log(f"continues from step {run.step} of {run.end}")
         files.start_after(run.step if run.is_resumed else -1)
-        watch = _Watch(trainer, run, files, feed, on_row, should_stop, evaluates, log)
+        watch = _Watch(trainer, run, files, diagnosed, on_row, should_stop, evaluates, log)
         if not run.is_resumed:  # the bias before the first step
             watch.look(state)
-        batches = feed.batches(run.batch, range(run.step + 1, run.end + 1))
+        batches = rows.read(run.batch, range(run.step + 1, run.end + 1))
         # A step is counted, and its batch is drawn, while the devices still compute the one before.
-        for _ in run.steps():
-            rows = next(batches)
+        for batch in private.draw(lambda step: next(batches)):
             watch.wait(state)
-            state = watch.take(state, rows)
+            state = watch.take(state, batch)
             watch.look(state)
         return watch.finish(state)
-
-
-class Feed:
-    """The training examples of a run, for `Trainer.step` and `Trainer.diagnose`.
-
-    They are in the devices' memory, or in files that are read ahead.
-    """
-
-    def __init__(self, trainer: Trainer) -> None:
-        """Places the data on the devices, unless they are streamed."""
-        self._trainer, self._split = trainer, trainer.dataset.train
-        self._all = None
-        if not datasets.streams(trainer.dataset):
-            # Padded to N of the plan, so that shapes do not reveal the number of rows.
-            padded = datasets.padded(self._split, trainer.plan.num_examples)
-            self._all = trainer.place(padded)
-
-    def batches(
-        self, batch_of: Callable[[int], PaddedBatch], steps: range
-    ) -> Iterator[tuple[datasets.Split, PaddedBatch]]:
-        """Yields the examples and the batch `batch_of(step)` of each step, in order."""
-        num_rows = len(self._split.labels)
-        # N of the plan may exceed the data, and a drawn row without data is an empty place.
-        only = lambda step: batch_of(step).within(num_rows)  # noqa: E731
-        if self._all is not None:
-            for step in steps:
-                yield self._all, only(step)
-            return
-        capacity = self._trainer.plan.capacity
-        for examples, batch in stream.ahead(self._split, only, capacity, steps):
-            yield self._trainer.place(examples), batch
-
-    def nothing(self) -> tuple[datasets.Split, PaddedBatch]:
-        """The examples and the batch of a step without examples, in the shapes of any step."""
-        batch = sampling.pad(np.arange(0), self._trainer.plan.capacity, 0, 0)
-        return self.of(batch.indices, batch.mask), batch
-
-    def of(self, indices: Rows, mask: Rows | None = None) -> datasets.Split:
-        """The split that holds these rows: all data, or only these rows if they are streamed."""
-        if self._all is not None:
-            return self._all
-        return self._trainer.place(
-            stream.rows_of(
-                self._split, np.asarray(indices), None if mask is None else np.asarray(mask)
-            )
-        )
 
 
 class _Watch:
@@ -200,13 +149,14 @@ class _Watch:
         trainer: Trainer,
         run: PrivateRun,
         files: RunFiles,
-        feed: Feed,
+        diagnosed: PyTree,
         on_row: Callable[[JsonObject], None],
         should_stop: Callable[[], bool],
         evaluates: bool,
         log: Callable[[str], None],
     ) -> None:
-        self._trainer, self._run, self._files, self._feed = trainer, run, files, feed
+        self._trainer, self._run, self._files = trainer, run, files
+        self._diagnosed = diagnosed
         self._on_row, self._should_stop, self._evaluates = on_row, should_stop, evaluates
         self._log, self._step_seconds = log, math.inf  # infinite before the first timed step
         self._running: tuple[int, float] | None = None  # the step on the devices, and its start
@@ -217,13 +167,11 @@ class _Watch:
         self._is_training = False
         self._train()
 
-    def take(
-        self, state: TrainState, rows: tuple[datasets.Split, sampling.PaddedBatch]
-    ) -> TrainState:
+    def take(self, state: TrainState, batch: DrawnBatch) -> TrainState:
         """Starts a step on the devices."""
-        state = self._trainer.step(state, *rows)
+        state = self._trainer.step(state, batch)
         if self._run.step <= FIRST_STEPS:
-            self._num_drawn += int(np.sum(rows[1].mask))
+            self._num_drawn += int(np.sum(batch.mask))
         # JAX returns at once, while the devices still compute.
         self._running = self._run.step, time.perf_counter()
         return state
@@ -240,7 +188,7 @@ class _Watch:
         self._step_seconds = time.perf_counter() - began
         # One number, once, of a step that has ended: it holds up no device.
         is_due = step == min(FIRST_STEPS, self._run.end) and not self._run.is_resumed
-        if is_due and 0 < self._num_drawn == int(state.num_nonfinite):
+        if is_due and 0 < self._num_drawn == int(state.private.num_nonfinite):
             self._log(
                 f"NOT PRIVATE: no gradient of the first {step} steps was finite, so all were left "
                 "out and the weights follow noise alone: look for NaN and infinities in the data "
@@ -260,7 +208,7 @@ class _Watch:
         figures = self._evaluate(state) if evaluates else {}
         if diagnoses:
             with waits.awaited(self._log, "measuring the clipping bias"):
-                figures |= not_private(self._trainer, state, self._feed)
+                figures |= not_private(self._trainer, state, self._diagnosed)
         if figures:
             self._on_row(self._add_row(figures))
         # `should_stop` may differ between processes, but a sum waits for all of them.
@@ -332,159 +280,6 @@ def _digests(trainer: Trainer) -> Digests:
         digest += f" {inputs._replace(source='')!r}"
     weights = {f"weights than those in {init_from} now": digest} if init_from else {}
     return lambda key: weights | {"training data": datasets.fingerprint(key, trainer.dataset.train)}
-
-
-class Estimate(NamedTuple):
-    """The seconds that a run will take: an estimate, and the range that its timings allow."""
-
-    seconds: float
-    least: float
-    most: float
-
-    def __str__(self) -> str:
-        """For example "about 25 days (22 days to 29 days)"."""
-        about, *ends = map(waits.in_words, self)
-        return f"about {about} ({' to '.join(ends)})"
-
-
-def estimate_seconds(trainer: Trainer) -> Estimate:
-    """An estimate of the time of training of a whole run on this device, from timed steps.
-
-    A step costs a fixed part (noise, optimizer) and a round for each microbatch on every device.
-    The fixed part is timed alone, and then with one round. If a whole step takes at most `SHORT`,
-    such steps are timed; otherwise as many rounds as take that, at least one, and the number of a
-    step's rounds is counted. The range is that of the timings and `UNSURE` beyond it.
-
-    The state is thrown away, so nothing is released and no budget is spent. Evaluation, diagnostics
-    and compilation are not counted.
-    """
-    plan, num_devices = trainer.plan, trainer.num_devices
-    feed, state = Feed(trainer), trainer.init(0)
-    size, num_rows = trainer.parts.microbatch_size, len(trainer.dataset.train.labels)
-    # With a public N, places behind the data are drawn, too, and compute nothing.
-    most = max(1, round(plan.expected_batch_size * num_rows / plan.num_examples))
-
-    def timed(batch: PaddedBatch) -> float:
-        nonlocal state
-        train = feed.of(batch.indices, batch.mask)
-        started = time.perf_counter()
-        state = jax.block_until_ready(trainer.step(state, train, batch))
-        # All processes decide alike what is timed next.
-        return float(processes.from_first(np.float32(time.perf_counter() - started)))
-
-    def in_order(num_rounds: int) -> PaddedBatch:
-        rows = np.arange(plan.capacity)
-        mask = rows < min(num_rounds * size * num_devices, most)
-        return PaddedBatch(np.where(mask, rows, sampling.PADDING).astype(np.int32), mask)
-
-    # Padded at random, as in a run, which decides the number of rounds.
-    whole = [sampling.pad(np.arange(most), plan.capacity, 0, step) for step in range(NUM_TIMED)]
-    rounds = [num_rounds(batch, size, num_devices, plan.private) for batch in whole]
-    timed(in_order(0))  # compiles
-    fixed, with_one = min(timed(in_order(0)) for _ in range(3)), timed(in_order(1))
-    of_round = max(0.0, with_one - fixed)
-    mean = sum(rounds) / len(rounds)
-    if fixed + mean * of_round <= SHORT:
-        seconds = [timed(batch) for batch in whole]
-    else:
-        some = max(1, min(int(SHORT / max(of_round, 1e-9)), most // (size * num_devices)))
-        timings = [with_one] if some == 1 else []
-        while len(timings) < 2 or (len(timings) < NUM_TIMED and sum(timings) < ENOUGH):
-            timings.append(timed(in_order(some)))
-        seconds = [fixed + mean * max(0.0, x - fixed) / some for x in timings]
-    about = float(np.median(seconds)), min(seconds) / UNSURE, max(seconds) * UNSURE
-    return Estimate(*(x * plan.training_steps for x in about))
-
-
-def num_rounds(batch: PaddedBatch, size: int, num_devices: int, is_private: bool) -> int:
-    """The number of microbatches that each device runs for a batch, as `bam.core.engine` does."""
-    empty = -len(batch.mask) % (size * num_devices)
-    microbatches = np.pad(np.asarray(batch.mask), (0, empty)).reshape(-1, size)
-    if is_private:  # real rows move to the first microbatches, each at its place
-        used = microbatches.sum(axis=0).max()
-    else:
-        used = np.max(np.flatnonzero(microbatches.any(axis=1)), initial=-1) + 1
-    return -(-int(used) // num_devices)
-
-
-def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
-    """The mean `test_loss`, `test_accuracy` in [0, 1] and the loss's metrics on the test split.
-
-    An image whose loss is not finite counts as wrong; then the mean loss and the metrics are not
-    finite either.
-    """
-    return evaluate_outputs(trainer, params)[0]
-
-
-def num_evaluated(trainer: Trainer, params: Params) -> int:
-    """The number of test images to evaluate at once; the memory is asked by the first call."""
-    images, labels = trainer.dataset.test
-    # Fewer at once if images are large, because their activations are in memory together.
-    size = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
-    size = trainer.fitting.get(steps.evaluate, size)
-    while size > 1 and steps.evaluate not in trainer.fitting:
-        rows = devices.share_rows((images[:size], labels[:size]), trainer.parts.mesh)
-        needed = devices.needs(trainer.evaluate, params, *rows)
-        if needed is None or needed.fits:
-            break
-        size //= 2
-    trainer.fitting[steps.evaluate] = size
-    return size
-
-
-def evaluate_outputs(
-    trainer: Trainer, params: Params, log: Callable[[str], None] = lambda line: None
-) -> tuple[dict[str, float], np.ndarray]:
-    """The figures of `evaluate`, and the network's outputs for the test split."""
-    images, labels = trainer.dataset.test
-    totals, outputs, criterion = np.zeros(2), [], trainer.criterion
-    with waits.awaited(log, f"evaluating {len(labels):,} test images") as wait:
-        chunk_size = num_evaluated(trainer, params)
-        for start in range(0, len(labels), chunk_size):
-            wait.share = start / len(labels)
-            chunk = slice(start, start + chunk_size)
-            rows = devices.share_rows((images[chunk], labels[chunk]), trainer.parts.mesh)
-            *sums, output = trainer.evaluate(params, *rows)
-            totals += np.asarray(sums)
-            outputs.append(np.asarray(output))
-    # Sums over chunks, so that no chunk counts more than another.
-    accuracy, loss = (totals / len(labels)).tolist()
-    predicted, diverged = np.concatenate(outputs), not math.isfinite(loss)
-    figures = {"test_accuracy": accuracy} if criterion.right else {}
-    if criterion.metrics:
-        # The metrics of zeros give their names. scikit-learn would refuse NaN, so the values of a
-        # diverged run are NaN without a call on its outputs.
-        defined = np.zeros_like(predicted) if diverged else predicted
-        in_units = functools.partial(datasets.in_units, trainer.dataset)
-        metrics = criterion.metrics(in_units(defined), in_units(np.asarray(labels)))
-        figures |= dict.fromkeys(metrics, math.nan) if diverged else metrics
-    return figures | {"test_loss": loss}, predicted
-
-
-def not_private(trainer: Trainer, state: TrainState, feed: Feed) -> dict[str, float]:
-    """Clipping bias and other diagnostics on evenly spaced training examples. NOT PRIVATE.
-
-    The names are those of `trainer.diagnose` and `num_nonfinite`, after `not_private/`.
-    """
-    figures = trainer.diagnose(state, *diagnosed(trainer, feed))
-    labelled = {f"not_private/{k}": float(v) for k, v in figures.items()}
-    return labelled | {"not_private/num_nonfinite": float(state.num_nonfinite)}
-
-
-def diagnosed(trainer: Trainer, feed: Feed) -> tuple[datasets.Split, np.ndarray]:
-    """The training examples of the diagnostics, and their row numbers.
-
-    They are the same each time, so that the figures of a run are comparable over its steps.
-    """
-    num_examples = len(trainer.dataset.train.labels)
-    num = min(trainer.config.diagnostics.num_examples, num_examples)
-    rows = np.linspace(0, num_examples - 1, num).astype(np.int32)
-    return feed.of(rows), rows
-
-
-def whole_model(state: TrainState) -> Params:
-    """The weights to release: averaged, with the frozen ones, and low-rank factors folded in."""
-    return lora.folded(finetune.merge(state.averaged, state.frozen))
 
 
 def _seed_from_system() -> int:

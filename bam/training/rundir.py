@@ -16,8 +16,6 @@ from bam.files import (
     write_text,
 )
 from bam.privacy import processes, run
-from bam.privacy.plan import PrivacyPlan
-from bam.training import methods
 from bam.training.keys import CHANGEABLE, KEYS
 
 with needs("train"):
@@ -133,7 +131,10 @@ def divergence(row: JsonObject) -> str:
 
 
 def check_resumable(workdir: Path, config: ConfigDict) -> None:
-    """FinishedError for a finished run; InputError if a key that may not change differs."""
+    """FinishedError for a finished run; InputError if a key that may not change differs.
+
+    InputError, too, for an unfinished run of another version.
+    """
     # A folder with steps but without a config belongs to a run that cannot be checked.
     if not (workdir / "config.json").exists():
         ledger = workdir / "steps_begun"
@@ -152,6 +153,7 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         raise FinishedError(
             f"{workdir} already holds a finished run; choose another --workdir or delete that one"
         )
+    run.check_version(workdir)
 
 
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
@@ -165,13 +167,6 @@ def _difference(recorded: JsonObject, config: ConfigDict) -> str:
         if recorded.get(key) != current.get(key) and key not in CHANGEABLE:
             return f"{key} = {recorded.get(key)!r}, not {current.get(key)!r}"
     return ""
-
-
-def recorded_plan(workdir: Path, config: ConfigDict) -> PrivacyPlan | None:
-    """The plan that an unfinished run in a workdir recorded, see `bam.privacy.run`."""
-    return run.recorded_plan(
-        workdir, config.epsilon if methods.is_private(config.method.name) else None
-    )
 
 
 def as_json(config: ConfigDict) -> JsonObject:

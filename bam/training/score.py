@@ -35,17 +35,17 @@ def num_correct(trainer: Trainer, params: Params, split: Split) -> int:
     def count(params: Params, rows: Split) -> Array:
         def one(row: Split) -> Array:
             images, labels = (x[None] for x in row)
-            return trainer.evaluate(params, images, labels)[0]
+            return trainer.score_images(params, images, labels)[0]
 
         # `lax.map` takes the images one by one; a batch's size would change how logits are rounded.
         return jnp.sum(jax.lax.map(one, rows))
 
     if not isinstance(split.images, StoredImages):
-        return int(count(params, devices.replicate(split, trainer.parts.mesh)))
+        return int(count(params, devices.replicate(split, trainer.mesh)))
     total = 0
     for start in range(0, len(split.labels), TOGETHER):
         rows = Split(*(x[start : start + TOGETHER] for x in split))
-        total += int(count(params, devices.replicate(rows, trainer.parts.mesh)))
+        total += int(count(params, devices.replicate(rows, trainer.mesh)))
     return total
 
 

@@ -15,11 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Num, PyTree
 
 from bam import models
-from bam.core import oracles, program, pytree, sampling
-from bam.core.clipping import Bounded
-from bam.core.engine import plain_sum
-from bam.core.noise import NoiseState, init_noise
-from bam.core.privatize import NoisedMean, PrivatizeState, private_mean
+from bam.core import oracles, program, pytree
 from bam.core.program import STATIC
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
@@ -28,6 +24,8 @@ from bam.data import datasets
 from bam.files import JsonObject
 from bam.models import finetune, losses
 from bam.models.interpreter import interpreted
+from bam.privacy import private_gradient
+from bam.privacy.private_gradient import DrawnBatch, PlainGradient, PrivateGradient, PrivateState
 from bam.training import diagnostics, examples
 
 DENSE = "xla"  # the fastest convolutions without per-example gradients
@@ -37,31 +35,26 @@ class TrainState(NamedTuple):
     """Everything a run carries from step to step.
 
     Attributes:
-      step: steps taken.
-      params: the trained weights θ; the other fields but `frozen` have no frozen weights either.
+      params: the trained weights θ; `averaged` has no frozen weights either.
       averaged: exponential moving average of the weights (the weights themselves without EMA).
       opt_state: the optimizer's state.
-      noise: the noise key and the number of its uses; for correlated noise also the noise of the
-        last b − 1 steps, which is as secret.
-      clip: state of the per-example transform, made from privatised values alone.
-      private_grad: the last privatised gradient; zeros before the first step.
+      private: the state of the private gradient, with the noise key and the last private gradient.
       augment_key: the key of all random views; the step and a row's place are folded into it.
-      num_nonfinite: number of per-example gradients dropped so far because they were not finite.
-        NOT PRIVATE.
       frozen: the weights that are not trained, see `finetune.py`; an empty tree if all are
         trained.
     """
 
-    step: Int[Array, ""]
     params: Params
     averaged: Params
     opt_state: optax.OptState
-    noise: NoiseState
-    clip: PyTree
-    private_grad: Grads
+    private: PrivateState
     augment_key: Array
-    num_nonfinite: Int[Array, ""]
     frozen: Params
+
+    @property
+    def step(self) -> Int[Array, ""]:
+        """The number of steps taken."""
+        return self.private.privatize.noise.step
 
 
 @program.record
@@ -72,91 +65,64 @@ class Parts:
     that other numbers compile nothing.
 
     Attributes:
-      oracle: the method, for `loss`.
-      clip: the per-example transform; it bounds nothing if the run is not private.
+      gradient: from a batch to its private gradient; a `PlainGradient` if the run is not private.
       optimizer: the transform that follows the noise.
-      mean: σ, l, and the correlation of noise.
       ema_decay: decay of the averaged weights; None for no average.
       noise_norm: the factor by which correlated noise is longer in one step; 1 if independent.
-      is_private: whether gradients are bounded and noised.
       loss: the loss of an example as a function of the trained parameters; the example holds the
         `frozen` ones.
       model: the network as functions of its parameters.
       inputs: the settings that make examples from rows.
-      microbatch_size: number of rows whose gradients are in memory at once.
-      mesh: the devices that share rows; None for a single device.
     """
 
-    oracle: oracles.Method
-    clip: Bounded
+    gradient: PrivateGradient | PlainGradient
     optimizer: optax.GradientTransformation
-    mean: NoisedMean
     ema_decay: float | None
     noise_norm: float
-    is_private: bool = dataclasses.field(metadata=STATIC)
     loss: oracles.LossFn = dataclasses.field(metadata=STATIC)
     model: models.Model = dataclasses.field(metadata=STATIC)
     inputs: examples.Inputs = dataclasses.field(metadata=STATIC)
-    microbatch_size: int = dataclasses.field(metadata=STATIC)
-    mesh: jax.sharding.Mesh | None = dataclasses.field(metadata=STATIC)
 
     def __post_init__(self) -> None:
-        """Makes the method and the optimizer pytrees of their numbers."""
-        object.__setattr__(self, "oracle", oracles.as_part(self.oracle))
+        """Makes the optimizer a pytree of its numbers."""
         object.__setattr__(self, "optimizer", program.as_transform(self.optimizer))
 
-    def example_at(self, state: TrainState, train: datasets.Split) -> Callable[[PyTree], PyTree]:
-        """A function from a row to its example, so that only one microbatch of views exists."""
-        at = examples.example_at(self.inputs, train, state.step)
-        key = step_key(state)
-        return lambda row: at(key, row) | {"frozen": state.frozen}
+    @property
+    def is_private(self) -> bool:
+        """Whether gradients are bounded and noised."""
+        return isinstance(self.gradient, PrivateGradient)
+
+    def example_of(self, state: TrainState) -> Callable[[PyTree], PyTree]:
+        """Returns the function from a row to its example, in the state's next step."""
+        # The number of steps taken is the number of the next one, from 0.
+        key = jax.random.fold_in(state.augment_key, state.step)
+        of_row = examples.example_of(self.inputs, key, state.step)
+        return lambda row: of_row(row) | {"frozen": state.frozen}
+
+    def with_microbatch_size(self, size: int) -> "Parts":
+        """Returns the same parts with another number of rows at once."""
+        gradient = dataclasses.replace(self.gradient, microbatch_size=size)
+        return dataclasses.replace(self, gradient=gradient)
 
     @property
     def sharing(self) -> JsonObject:
         """The arguments of a sum that share rows out."""
-        return {"microbatch_size": self.microbatch_size, "mesh": self.mesh}
+        return {"microbatch_size": self.gradient.microbatch_size, "mesh": self.gradient.mesh}
 
 
-def take(
-    parts: Parts, state: TrainState, train: datasets.Split, batch: sampling.PaddedBatch
-) -> TrainState:
-    """One training step: Algorithm 2 of arXiv 2308.12018, on a train split on the devices.
+def take(parts: Parts, state: TrainState, batch: DrawnBatch) -> TrainState:
+    """One training step: Algorithm 2 of arXiv 2308.12018.
 
     The gradient is the sum of bounded gradients, with noise of standard deviation σ·S, divided by
     the plan's l, which is public. Without privacy, it is the sum of gradients of the same batch,
-    divided by l. If data are streamed, the split holds the batch's rows, in their order.
+    divided by l.
     """
+    batch = batch._replace(examples=examples.with_places(batch.examples))
     # Rows become examples inside the sum: K views of a whole batch would not fit the memory.
-    oracle, example_at = parts.oracle, parts.example_at(state, train)
-    rows = examples.rows(parts.inputs, train, batch.indices)
-    mask = jnp.asarray(batch.mask)
-    if parts.is_private:
-        gradient, norms, after = private_mean(
-            lambda params, row: oracle.grad(params, example_at(row)),
-            parts.clip,
-            parts.mean,
-            oracle.ascend(state.params, state.private_grad),
-            rows,
-            mask,
-            PrivatizeState(state.clip, state.noise),
-            **parts.sharing,
-        )
-        # Dropped examples have a norm that is not finite. Their number has no noise, so it must not
-        # enter anything below.
-        num_nonfinite = state.num_nonfinite + jnp.sum(~jnp.isfinite(norms))
-        state = state._replace(num_nonfinite=num_nonfinite, **after._asdict())
-    else:
-        # One backward pass for a microbatch: without a clip, no example needs its own gradient.
-        total = plain_sum(
-            lambda params, row: parts.loss(params, example_at(row)),
-            state.params,
-            rows,
-            mask=mask,
-            **parts.sharing,
-        )
-        gradient = parts.mean.of(total)
+    example_of = parts.example_of(state)
+    gradient, private = parts.gradient.update(batch, state.private, state.params, example_of)
     # From here on everything is post-processing of the private gradient.
-    return descend(state, gradient, parts.optimizer, parts.ema_decay)
+    return descend(state._replace(private=private), gradient, parts.optimizer, parts.ema_decay)
 
 
 def descend(
@@ -165,16 +131,11 @@ def descend(
     optimizer: optax.GradientTransformation,
     ema_decay: Number | None,
 ) -> TrainState:
-    """Updates the weights with an optax transform of the gradient, and then their average."""
+    """Updates the weights with the optimizer, and then their average; the step is counted."""
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    return state._replace(
-        step=state.step + 1,
-        params=params,
-        averaged=_average(state.averaged, params, state.step, ema_decay),
-        opt_state=opt_state,
-        private_grad=gradient,
-    )
+    averaged = _average(state.averaged, params, state.step - 1, ema_decay)
+    return state._replace(params=params, averaged=averaged, opt_state=opt_state)
 
 
 def _average(
@@ -188,7 +149,7 @@ def _average(
     return optax.incremental_update(params, averaged, 1 - decay_now)
 
 
-def evaluate(
+def score_images(
     params: Params,
     images: Num[Array | np.ndarray, "n h w c"],
     labels: Num[Array | np.ndarray, "n ..."],
@@ -218,52 +179,46 @@ def evaluate(
     return num_right, jnp.sum(losses), outputs
 
 
-def means(
-    parts: Parts, state: TrainState, train: datasets.Split, indices: Array | np.ndarray
+def mean_gradients(
+    parts: Parts, state: TrainState, rows: PyTree
 ) -> tuple[diagnostics.Means, diagnostics.Means]:
-    """Means over training examples of the method's and of plain gradients. NOT PRIVATE.
-
-    `indices` are rows of the train split on the devices. If data are streamed, it holds these rows
-    alone.
-    """
-    example_at = parts.example_at(state, train)
+    """Means over training rows of the method's and of plain gradients. NOT PRIVATE."""
+    example_of, private = parts.example_of(state), state.private
 
     def means_of(oracle: oracles.Method) -> diagnostics.Means:
         return diagnostics.means(
-            lambda params, row: oracle.grad(params, example_at(row)),
-            parts.clip,
-            oracle.ascend(state.params, state.private_grad),
-            examples.rows(parts.inputs, train, indices),
-            clip_state=state.clip,
+            lambda params, row: oracle.grad(params, example_of(row)),
+            parts.gradient.clip,
+            oracle.ascend(state.params, private.previous),
+            examples.with_places(rows),
+            clip_state=private.privatize.clip,
             **parts.sharing,
         )
 
     # The gradients of DP-SGD are the plain ones, so one pass is enough.
     plain = oracles.dp_sgd(parts.loss)
-    if pytree.same_structure(parts.oracle, plain):
+    if pytree.same_structure(parts.gradient.oracle, plain):
         return (both := means_of(plain)), both
-    return means_of(parts.oracle), means_of(plain)
+    return means_of(parts.gradient.oracle), means_of(plain)
 
 
-def diagnose(
-    parts: Parts, state: TrainState, train: datasets.Split, indices: Array | np.ndarray
-) -> dict[str, Float[Array, ""]]:
-    """The figures of `diagnostics.describe` for `means`, and the loss `plain/loss`. NOT PRIVATE."""
-    method, plain = means(parts, state, train, indices)
-    example_at = parts.example_at(state, train)
+def diagnose(parts: Parts, state: TrainState, rows: PyTree) -> dict[str, Float[Array, ""]]:
+    """Returns `diagnostics.describe` of `mean_gradients`, and `plain/loss`. NOT PRIVATE."""
+    method, plain = mean_gradients(parts, state, rows)
+    example_of = parts.example_of(state)
     params = finetune.merge(state.params, state.frozen)
     # In microbatches, because the views of all examples would not fit the memory.
     losses = jax.lax.map(
-        lambda row: parts.model.loss(params, example_at(row), DENSE),
-        examples.rows(parts.inputs, train, indices),
-        batch_size=parts.microbatch_size,
+        lambda row: parts.model.loss(params, example_of(row), DENSE),
+        examples.with_places(rows),
+        batch_size=parts.gradient.microbatch_size,
     )
     noise_std: Number = 0.0
     if parts.is_private:
-        mean = parts.mean
-        noise_std = mean.noise_multiplier * parts.clip.sensitivity * parts.noise_norm
+        mean, clip = parts.gradient.mean, parts.gradient.clip
+        noise_std = mean.noise_multiplier * clip.sensitivity * parts.noise_norm
         noise_std /= mean.expected_batch_size
-    figures = diagnostics.describe(method, plain, state.private_grad, noise_std)
+    figures = diagnostics.describe(method, plain, state.private.previous, noise_std)
     return figures | {"plain/loss": jnp.mean(losses)}
 
 
@@ -275,19 +230,18 @@ def first_state(
     `init` makes `(trained, frozen)` weights from a key. `bam.models.interpreter` computes the state
     without a compilation.
     """
+    gradient = parts.gradient
 
-    def state(weights_key: Array, noise_key: Array, augment_key: Array) -> TrainState:
+    def state(weights_key: Array, noise_key: Array, tag: Array, augment_key: Array) -> TrainState:
         params, frozen = init(weights_key)
         return TrainState(
-            step=jnp.zeros((), jnp.int32),
             params=params,
             averaged=params,
             opt_state=parts.optimizer.init(params),
-            noise=init_noise(noise_key, parts.clip, params, parts.mean.strategy),
-            clip=parts.clip.init(params),
-            private_grad=optax.tree.zeros_like(params),
+            private=private_gradient.first_state(
+                gradient.clip, gradient.mean, params, noise_key, tag
+            ),
             augment_key=augment_key,
-            num_nonfinite=jnp.zeros((), jnp.int32),
             frozen=frozen,
         )
 
@@ -295,14 +249,9 @@ def first_state(
         state,
         stream_key(seed, "weights"),
         jnp.asarray(host_key(seed, "noise")),
+        jnp.asarray(host_key(seed, "whose batch")[:2]),
         stream_key(seed, "views"),
     )
-
-
-def step_key(state: TrainState) -> Array:
-    """The key of the next step's views."""
-    # `step` counts the steps taken, so it is the number of the next one, from 0.
-    return jax.random.fold_in(state.augment_key, state.step)
 
 
 def stream_key(seed: int, label: str) -> Array:

@@ -61,11 +61,12 @@ def _seconds(trainer: Trainer, size: int) -> float:
 
     A size that does not fit the memory is not run, and has a line in the trainer's log.
     """
-    parts, dataset = trainer.parts, trainer.dataset
+    parts, dataset, mesh = trainer.parts, trainer.listing, trainer.mesh
+    oracle: Any = parts.gradient.oracle
     shape, label = dataset.train.images.shape[-3:], examples.label_of(dataset)
     like = examples.example_like(trainer.config, shape, label)
     num_examples = max(8, 2 * size) * trainer.num_devices  # two microbatches each, or more
-    sharing: Any = {"microbatch_size": size, "mesh": parts.mesh}
+    sharing: Any = {"microbatch_size": size, "mesh": mesh}
     blank = {name: jnp.ones((num_examples, *x.shape), x.dtype) for name, x in like.items()}
 
     @jax.jit
@@ -79,7 +80,7 @@ def _seconds(trainer: Trainer, size: int) -> float:
             )
         # Without noise, because its time does not depend on the size.
         return engine.clipped_sum(
-            lambda params, example: parts.oracle.grad(params, example | {"frozen": frozen}),
+            lambda params, example: oracle.grad(params, example | {"frozen": frozen}),
             clipping.clip_by_l2_norm(1.0),
             params,
             batch,
@@ -89,7 +90,7 @@ def _seconds(trainer: Trainer, size: int) -> float:
 
     try:
         weights = finetune.split(parts.model.init(jax.random.key(0)), trainer.config.trainable)
-        arguments = (*devices.replicate(weights, parts.mesh), devices.share_rows(blank, parts.mesh))
+        arguments = (*devices.replicate(weights, mesh), devices.share_rows(blank, mesh))
         needed = devices.needs(total, *arguments)
         if needed and not needed.fits:
             trainer.log(f"microbatch_size={size} {needed}: left out")

@@ -24,7 +24,7 @@ from bam.errors import InputError
 from bam.features import extraction
 from bam.files import JsonObject
 from bam.models import layers
-from bam.training import loading, parts, trainer
+from bam.training import loading, loop, parts, trainer
 from scripts.benchmarks import arithmetic, timing
 
 GIB = 2**30
@@ -148,7 +148,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
     except jax.errors.JaxRuntimeError as error:
         problem = " ".join(str(error).split())[:300]
         return {"target": target, "compiles": False, "problem": problem}
-    needed = num_bytes_held(program)
+    needed = num_bytes_held(built, program)
     return {
         "target": target,
         "compiles": True,
@@ -186,18 +186,12 @@ def compile_step(
     config: ConfigDict, dataset: datasets.Dataset, hardware: list[jax.Device]
 ) -> tuple[trainer.Trainer, PyTree, float]:
     """A config's trainer for devices, its step compiled for them, and the seconds to compile."""
-    built = trainer.build(config, dataset, hardware)
-    sharding = NamedSharding(built.parts.mesh, PartitionSpec()) if built.parts.mesh else None
+    built = loop.build(config, dataset, hardware)
+    sharding = NamedSharding(built.mesh, PartitionSpec()) if built.mesh else None
     everywhere = sharding or SingleDeviceSharding(hardware[0])
-    capacity, rows = built.plan.capacity, built.dataset.train
-    if datasets.streams(built.dataset):
-        # A streamed step gets the rows of one batch. Broadcast zeros take no memory.
-        images = np.broadcast_to(np.uint8(0), (capacity, *rows.images.shape[1:]))
-        rows = datasets.Split(images, np.broadcast_to(np.int32(0), capacity))
     arguments = (
         jax.eval_shape(lambda: built.init(0)),
-        jax.eval_shape(lambda: built.place(rows)),
-        sampling.pad(np.arange(0), capacity, 0, 0),
+        built.batch(built.init(0), sampling.pad(np.arange(0), built.plan.capacity, 0, 0)),
     )
     # Shapes alone would be compiled for the default device.
     arguments = jax.tree.map(
@@ -206,12 +200,15 @@ def compile_step(
     return built, *timing.compile_timed(built.step, *arguments, donate=(0,))
 
 
-def num_bytes_held(program: PyTree) -> int:
-    """Bytes that a program takes of each device: arguments, temporaries and new results."""
+def num_bytes_held(built: trainer.Trainer, program: PyTree) -> int:
+    """Bytes of each device: training data, and a step's arguments, temporaries and new results."""
+    data = () if datasets.streams(built.dataset) else built.dataset.train
+    num_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in data)
     planned = program.memory_analysis()
     # A donated argument lends its memory to a result, which then counts once.
     new = planned.output_size_in_bytes - planned.alias_size_in_bytes
-    return planned.argument_size_in_bytes + planned.temp_size_in_bytes + new
+    num_bytes += planned.argument_size_in_bytes + planned.temp_size_in_bytes + new
+    return int(num_bytes)
 
 
 def collectives(text: str) -> list[JsonObject]:

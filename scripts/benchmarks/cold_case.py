@@ -101,7 +101,7 @@ def ours(method: str, problem: Problem) -> Training:
 
     from bam.core import sampling
     from bam.data import datasets
-    from bam.training import named_configs, trainer
+    from bam.training import loop, named_configs
 
     def training(numbers: Numbers) -> Iterator[None]:
         config = named_configs.load(f"base:{method}")
@@ -115,12 +115,12 @@ def ours(method: str, problem: Problem) -> Training:
         split = datasets.Split(*problem.rows())
         half = np.full(problem.network.shape[-1], 0.5, np.float32)
         data = datasets.Dataset("random", split, split, CLASSES, half, half)
-        built = trainer.build(config, data)
+        built = loop.build(config, data)
         yield
-        train, state = built.place(split), built.init(0)
+        state = built.init(0)
         for step in itertools.count(1):
-            batch = sampling.pad(np.arange(problem.batch), built.plan.capacity, 0, step)
-            state = jax.block_until_ready(built.step(state, train, batch))
+            padded = sampling.pad(np.arange(problem.batch), built.plan.capacity, 0, step)
+            state = jax.block_until_ready(built.step(state, built.batch(state, padded)))
             yield
 
     return training

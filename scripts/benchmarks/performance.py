@@ -13,7 +13,7 @@ from bam import files, tables
 from bam.cli import console
 from bam.data import datasets
 from bam.files import JsonMapping, JsonObject
-from bam.training import trainer
+from bam.training import loop, trainer
 from bam.training.methods import label
 from configs import cifar10
 from scripts.benchmarks import cold_case, timing
@@ -39,7 +39,7 @@ def experiment(method: str, batch: int, changes: JsonMapping) -> trainer.Trainer
     images = rng.integers(0, 256, (2 * batch, 32, 32, 3), dtype=np.uint8)
     split = datasets.Split(images, rng.integers(0, 10, 2 * batch, dtype=np.int32))
     half = np.full(3, 0.5, np.float32)
-    return trainer.build(config, datasets.Dataset("random", split, split, 10, half, half / 2))
+    return loop.build(config, datasets.Dataset("random", split, split, 10, half, half / 2))
 
 
 # Key in the peers' JSON file -> its name for readers.

@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 from bam import files, provenance
 from bam.core import sampling
 from bam.files import JsonMapping, JsonObject
+from bam.privacy.private_gradient import DrawnBatch, batch_of
 from bam.training import devices, trainer
 from scripts.benchmarks.cold_case import Numbers
 
@@ -26,16 +27,16 @@ class Timing(NamedTuple):
     compile_seconds: float
 
 
-def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTree, PyTree]:
-    """A training step of `batch` examples, the seconds it took to compile, and its arguments.
+def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTree, DrawnBatch]:
+    """A training step of `batch` examples, the seconds it took to compile, its state and batch.
 
-    The arguments are the state, which the step's result replaces, and a tuple of those that stay:
-    the training examples on the devices, and the batch.
+    The step's result replaces the state, and `private_gradient.batch_of` makes the batch that
+    follows it.
     """
-    train = built.place(built.dataset.train)
-    state, constants = built.init(0), (train, sampling.pad(np.arange(batch), batch, 0, 0))
-    compiled, seconds = compile_timed(built.step, state, *constants, donate=(0,))
-    return compiled, seconds, state, constants
+    state, padded = built.init(0), sampling.pad(np.arange(batch), batch, 0, 0)
+    drawn = built.batch(state, padded)
+    compiled, seconds = compile_timed(built.step, state, drawn, donate=(0,))
+    return compiled, seconds, state, drawn
 
 
 def compile_timed(
@@ -49,11 +50,13 @@ def compile_timed(
 
 def step_of(built: trainer.Trainer, batch: int) -> tuple[Callable[[], PyTree], float]:
     """A function that takes a step of `batch` examples, and the seconds that it took to compile."""
-    compiled, seconds, state, constants = compiled_step(built, batch)
+    compiled, seconds, state, drawn = compiled_step(built, batch)
+    tag, step = np.asarray(state.private.tag), 0
 
     def call() -> PyTree:
-        nonlocal state
-        state = compiled(state, *constants)
+        nonlocal state, step
+        step += 1
+        state = compiled(state, batch_of(drawn.examples, drawn.mask, step, tag))
         return state.step
 
     return call, seconds

@@ -183,9 +183,8 @@ def _by_batch_size(series: Series) -> list[JsonObject]:
 def _at_state(built: loop.Trainer, state: Any) -> JsonObject:
     """Batch size -> mean of each quantity over batches of that size, the same for every run."""
     order = np.random.default_rng(0).permutation(built.plan.num_examples)[:LARGEST]
-    on_device = built.place(built.dataset.train)
     groups = order[: len(order) // SMALLEST * SMALLEST].reshape(-1, SMALLEST).astype(np.int32)
-    means = (built.means(state, on_device, group)[0] for group in groups)
+    means = (built.mean_gradients(state, built.rows(group))[0] for group in groups)
     return diagnostics.bias_by_batch_size(means, SMALLEST, LARGEST)
 
 

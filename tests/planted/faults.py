@@ -322,7 +322,7 @@ FAULTS = (
     _fault("sat_not_private",
         "DP-SAT ascends along the batch's gradient, without noise.",
         "training/step",
-        "oracle.ascend(state.params, state.private_grad),\n            rows,",
+        "oracle.ascend(state.params, state.private.previous),\n            rows,",
         "oracle.ascend(state.params, jax.grad(lambda p: jnp.mean(jax.vmap(\n"
         "                lambda row: parts.loss(p, example_at(row)))(rows)))(state.params)),\n"
         "            rows,",

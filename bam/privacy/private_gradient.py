@@ -1,0 +1,308 @@
+"""The private gradient of a drawn batch: one step's clip, sum, noise and division.
+
+`bam train` and `bam.PrivateTraining` take their steps with it. It is a record whose numbers (σ, S,
+a radius) are arguments of the compiled step, and it reads no randomness but its arguments.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Int, Int32, PyTree, UInt32
+
+from bam.core import program, pytree, tracing
+from bam.core.clipping import Bounded
+from bam.core.engine import plain_sum
+from bam.core.noise import check_rounding, fitting_size, init_noise, keyless
+from bam.core.oracles import LossFn, Method, as_part, mean_loss
+from bam.core.private_mean import NoisedMean, PrivatizeState, private_mean
+from bam.core.program import STATIC
+from bam.core.pytree import Grads, Params
+from bam.errors import InputError
+from bam.privacy.plan import PrivacyPlan
+
+ExampleOf = Callable[[PyTree], PyTree]
+
+
+class DrawnBatch(NamedTuple):
+    """The examples of one step of a `PrivateTraining`; all fields are as secret as the examples.
+
+    You may replace a row's values by others of the same shape, computed from that row alone. Rows
+    cannot be added, and `mask`, `step` and `tag` must stay as they are.
+
+    Attributes:
+      examples: pytree of `[M, ...]`, at random places, with zeros where there is no example; for
+        users `[M, k, ...]`, one row for each user.
+      mask: `[M]`, or `[M, k]` for users, True for examples.
+      step: from 1.
+      tag: two words, made of the training's tag, the step and a checksum of the mask.
+    """
+
+    examples: PyTree
+    mask: Bool[Array | np.ndarray, "rows ..."]
+    step: Int32[Array | np.ndarray, ""]
+    tag: UInt32[Array | np.ndarray, "2"]
+
+
+class PrivateState(NamedTuple):
+    """State of `PrivateTraining.gradient`.
+
+    Never publish it, and never save it beside a release: it holds the noise key.
+
+    Attributes:
+      privatize: state of the clip and of the noise.
+      previous: the last private gradient, for the trained parameters alone; zeros before the first
+        step.
+      tag: two words that identify the training.
+      num_nonfinite: number of per-example gradients left out so far because they were not finite.
+        NOT PRIVATE.
+    """
+
+    privatize: PrivatizeState
+    previous: Grads
+    tag: UInt32[Array, "2"]
+    num_nonfinite: Int[Array, ""]
+
+
+def batch_of(
+    examples: PyTree,
+    mask: Bool[np.ndarray, "rows ..."],
+    step: int,
+    tag: UInt32[np.ndarray, "2"],
+) -> DrawnBatch:
+    """Returns the batch of a step, from 1, for the training with this tag."""
+    number, mask = np.array(step, np.int32), np.asarray(mask)
+    tag_of_batch = np.asarray(_tag_of_batch(tag, number, mask))
+    # Read-only, because the tag has a checksum of the mask.
+    for fact in (number, mask, tag_of_batch):
+        fact.setflags(write=False)
+    return DrawnBatch(examples, mask, number, tag_of_batch)
+
+
+def first_state(
+    clip: Bounded,
+    mean: NoisedMean,
+    params: Params,
+    key: Array | np.ndarray,
+    tag: Array | np.ndarray,
+) -> PrivateState:
+    """Returns the state before the first step; with a placeholder for `params`, its structure."""
+    if pytree.is_placeholder(params):
+        noise = keyless(mean.strategy)
+        state = PrivatizeState(clip.init(params), noise)
+        return PrivateState(state, params, noise.key, noise.key)
+    noise = init_noise(jnp.asarray(key), clip, params, mean.strategy)
+    check_rounding(noise, mean.noise_multiplier, mean.strategy)
+    # The private gradient is float32 or wider, whatever the parameters are.
+    wide = jax.tree.map(lambda x: pytree.at_least_float32(jnp.asarray(x)), params)
+    state = PrivatizeState(clip.init(params), noise)
+    previous = optax.tree.zeros_like(wide)
+    return PrivateState(state, previous, jnp.asarray(tag), jnp.zeros((), jnp.int32))
+
+
+@program.record
+class PrivateGradient:
+    r"""From a drawn batch to $\big(\sum_i \mathrm{clip}(g_i) + N(0, \sigma^2 S^2 I)\big) / l$.
+
+    Attributes:
+      oracle: the method, of one example; it makes the unclipped gradients g_i.
+      clip: the per-example transform, of sensitivity S.
+      mean: σ, l, and the correlation of noise.
+      microbatch_size: number of rows whose gradients are in memory at once.
+      mesh: the devices that share rows; None for a single device.
+      group_size: k, if a row is a user with k rows; the oracle's loss is then the user's mean.
+      trainable: a regular expression of the names of trained parameters; "" trains all.
+    """
+
+    oracle: Method
+    clip: Bounded
+    mean: NoisedMean
+    microbatch_size: int = dataclasses.field(metadata=STATIC)
+    mesh: Mesh | None = dataclasses.field(default=None, metadata=STATIC)
+    group_size: int = dataclasses.field(default=0, metadata=STATIC)
+    trainable: str = dataclasses.field(default="", metadata=STATIC)
+
+    def __post_init__(self) -> None:
+        """Makes the method a pytree of its numbers."""
+        object.__setattr__(self, "oracle", as_part(self.oracle))
+
+    def update(
+        self,
+        batch: DrawnBatch,
+        state: PrivateState,
+        params: Params,
+        example_of: ExampleOf = lambda row: row,
+    ) -> tuple[Grads, PrivateState]:
+        """Returns the private gradient, and the next state.
+
+        The gradient is NaN if the batch is not the state's next one. `example_of` makes the
+        example of a row inside the sum, so that only one microbatch of its views exists.
+        """
+        rows, mask = batch.examples, jnp.asarray(batch.mask)
+        if self.group_size:
+            rows, mask = (rows, mask), jnp.any(mask, axis=1)
+        # The shift is shared by all examples and uses only the last private gradient.
+        at = self.oracle.ascend(params, _whole(state.previous, params))
+        oracle = self._of_trained(at)
+
+        def gradient_of(trained: Params, row: PyTree) -> Grads:
+            grads = oracle.grad(trained, example_of(row))
+            shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, trained))
+            if not pytree.same_structure(grads, trained) or shapes != expected:
+                raise InputError(
+                    "the oracle's gradient has another structure or other shapes than the "
+                    "parameters"
+                )
+            return grads
+
+        gradient, norms, after = private_mean(
+            gradient_of,
+            self.clip,
+            self.mean,
+            pytree.chosen(at, self.trainable),
+            rows,
+            mask,
+            state.privatize,
+            microbatch_size=self.microbatch_size,
+            mesh=self.mesh,
+        )
+        # Gradients that were left out have a norm that is not finite. Their number has no noise, so
+        # it must not enter anything below.
+        num_nonfinite = state.num_nonfinite + jnp.sum(~jnp.isfinite(norms))
+        # Another batch than the next one would repeat this step's noise.
+        is_next = is_next_batch(batch, state)
+        gradient = jax.tree.map(lambda x: jnp.where(is_next, x, jnp.nan), gradient)
+        gradient = tracing.never_mapped(gradient)
+        after_step = PrivateState(after, gradient, state.tag, num_nonfinite)
+        return _whole(gradient, params), after_step
+
+    def _of_trained(self, at: Params) -> Method:
+        """Returns the method for the loss of a row as a function of the trained parameters."""
+
+        def loss_of(loss: LossFn) -> LossFn:
+            loss = mean_loss(loss) if self.group_size else loss
+            return lambda trained, row: loss(pytree.merged(trained, at), row)
+
+        oracle: Any = self.oracle
+        return oracle.with_loss(loss_of) if self.group_size or self.trainable else oracle
+
+
+@program.record
+class PlainGradient:
+    r"""From a drawn batch to $\sum_i g_i / l$, without clipping and noise: NOT PRIVATE.
+
+    Attributes:
+      oracle: `bam.dp_sgd` of the loss.
+      clip: bounds nothing.
+      mean: l.
+      microbatch_size: number of rows that one backward pass reads.
+      mesh: the devices that share rows; None for a single device.
+    """
+
+    oracle: Method
+    clip: Bounded
+    mean: NoisedMean
+    microbatch_size: int = dataclasses.field(metadata=STATIC)
+    mesh: Mesh | None = dataclasses.field(default=None, metadata=STATIC)
+
+    def update(
+        self,
+        batch: DrawnBatch,
+        state: PrivateState,
+        params: Params,
+        example_of: ExampleOf = lambda row: row,
+    ) -> tuple[Grads, PrivateState]:
+        """Returns the mean gradient, and the next state, as `PrivateGradient.update`."""
+        oracle: Any = self.oracle
+        # One backward pass for a microbatch: without a clip, no example needs its own gradient.
+        total = plain_sum(
+            lambda params, row: oracle.loss_fn(params, example_of(row)),
+            params,
+            batch.examples,
+            mask=jnp.asarray(batch.mask),
+            microbatch_size=self.microbatch_size,
+            mesh=self.mesh,
+        )
+        gradient = self.mean.of(total)
+        noise = state.privatize.noise
+        after = state.privatize._replace(noise=noise._replace(step=noise.step + 1))
+        return gradient, state._replace(privatize=after, previous=gradient)
+
+
+def gradient_of(
+    plan: PrivacyPlan,
+    oracle: Method,
+    clip: Bounded,
+    *,
+    microbatch_size: int,
+    mesh: Mesh | None = None,
+    group_size: int = 0,
+    trainable: str = "",
+) -> PrivateGradient | PlainGradient:
+    """Returns the gradient of a plan's steps; it is plain if the plan has no privacy.
+
+    InputError without privacy for an oracle without `loss_fn`, and for `trainable`.
+    """
+    mean, size = mean_of(plan), fitting_rows(plan, clip, microbatch_size)
+    if plan.private:
+        return PrivateGradient(oracle, clip, mean, size, mesh, group_size, trainable)
+    if not hasattr(oracle, "loss_fn") or group_size or trainable:
+        raise InputError(
+            "without privacy, the gradient is that of bam.dp_sgd(loss_fn), for all parameters, and "
+            "each row is an example"
+        )
+    return PlainGradient(oracle, clip, mean, size, mesh)
+
+
+def mean_of(plan: PrivacyPlan) -> NoisedMean:
+    """Returns σ, l and the correlation of a plan's noise."""
+    return NoisedMean(plan.noise_multiplier, plan.expected_batch_size, plan.mechanism.strategy)
+
+
+def fitting_rows(plan: PrivacyPlan, clip: Bounded, microbatch_size: int) -> int:
+    """Returns the microbatch size as asked, or a smaller one if 32 bits cannot hold the sum."""
+    if not plan.private:
+        return microbatch_size
+    sensitivity = float(clip.sensitivity)
+    return fitting_size(microbatch_size, plan.noise_multiplier, sensitivity, plan.capacity)
+
+
+def is_next_batch(batch: DrawnBatch, state: PrivateState) -> bool | Bool[Array, ""]:
+    """Returns whether a batch is of the state's training, unchanged, and of its next step."""
+    values: tuple[Any, ...] = (batch.step, batch.tag, batch.mask)
+    values += (state.privatize.noise.step, state.tag)
+    if not any(isinstance(x, jax.core.Tracer) for x in values):
+        values = tuple(map(np.asarray, values))  # NumPy is faster for a few small operations
+    number, tag, mask, steps_taken, tag_of_training = values
+    expected = _tag_of_batch(tag_of_training, number, mask)
+    is_next = (number == steps_taken + 1) & (tag == expected).all()
+    return bool(is_next) if isinstance(is_next, np.bool_) else is_next
+
+
+def _tag_of_batch(
+    tag_of_training: UInt32[Array | np.ndarray, "2"],
+    step: Int32[Array | np.ndarray, ""],
+    mask: Bool[Array | np.ndarray, "rows ..."],
+) -> UInt32[Array | np.ndarray, "2"]:
+    """Returns the training's tag, XOR the step and a checksum of the mask.
+
+    Each place has its own word, so another mask has another sum, except for one in 2^32.
+    """
+    # The constants and the mix are xxHash's; any good hash of 32 bits would do.
+    xp: Any = np if isinstance(mask, np.ndarray) else jnp
+    words = xp.arange(1, mask.size + 1, dtype=xp.uint32) * xp.uint32(0x9E3779B1)
+    words = (words ^ (words >> 15)) * xp.uint32(0x85EBCA77)
+    words = (words ^ (words >> 13)) * xp.uint32(0xC2B2AE3D)
+    words = xp.where(mask.ravel(), words ^ (words >> 16), xp.uint32(mask.size))
+    checksum = xp.sum(words, dtype=xp.uint32)
+    return tag_of_training ^ xp.stack([xp.asarray(step).astype(xp.uint32), checksum])
+
+
+def _whole(gradient: Grads, params: Params) -> Grads:
+    """Returns a gradient of the trained parameters, with zeros for the others."""
+    return pytree.merged(gradient, optax.tree.zeros_like(params))

@@ -1,0 +1,91 @@
+"""The time that a run will take, from a few timed steps."""
+
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from bam import waits
+from bam.core import sampling
+from bam.core.sampling import PaddedBatch
+from bam.privacy import processes
+from bam.training.trainer import Trainer
+
+NUM_TIMED = 5  # steps whose times an estimate compares
+SHORT = 2.0  # seconds of a step up to which an estimate times whole ones
+ENOUGH = 20.0  # seconds from which on an estimate times two steps alone
+UNSURE = 1.25  # factor between timings and a run, for other work on the machine and its temperature
+
+
+class Estimate(NamedTuple):
+    """The seconds that a run will take: an estimate, and the range that its timings allow."""
+
+    seconds: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        """For example "about 25 days (22 days to 29 days)"."""
+        about, *ends = map(waits.in_words, self)
+        return f"about {about} ({' to '.join(ends)})"
+
+
+def estimate_seconds(trainer: Trainer) -> Estimate:
+    """An estimate of the time of training of a whole run on this device, from timed steps.
+
+    A step costs a fixed part (noise, optimizer) and a round for each microbatch on every device.
+    The fixed part is timed alone, and then with one round. If a whole step takes at most `SHORT`,
+    such steps are timed; otherwise as many rounds as take that, at least one, and the number of a
+    step's rounds is counted. The range is that of the timings and `UNSURE` beyond it.
+
+    The state is thrown away, so nothing is released and no budget is spent. Evaluation, diagnostics
+    and compilation are not counted.
+    """
+    plan, num_devices = trainer.plan, trainer.num_devices
+    state = trainer.init(0)
+    size, num_rows = trainer.parts.gradient.microbatch_size, len(trainer.dataset.train.labels)
+    # With a public N, places behind the data are drawn, too, and compute nothing.
+    most = max(1, round(plan.expected_batch_size * num_rows / plan.num_examples))
+
+    def timed(padded: PaddedBatch) -> float:
+        nonlocal state
+        batch = jax.block_until_ready(trainer.batch(state, padded))
+        started = time.perf_counter()
+        state = jax.block_until_ready(trainer.step(state, batch))
+        # All processes decide alike what is timed next.
+        return float(processes.from_first(np.float32(time.perf_counter() - started)))
+
+    def in_order(num_rounds: int) -> PaddedBatch:
+        rows = np.arange(plan.capacity)
+        mask = rows < min(num_rounds * size * num_devices, most)
+        return PaddedBatch(np.where(mask, rows, sampling.PADDING).astype(np.int32), mask)
+
+    # Padded at random, as in a run, which decides the number of rounds.
+    whole = [sampling.pad(np.arange(most), plan.capacity, 0, step) for step in range(NUM_TIMED)]
+    rounds = [num_rounds(batch, size, num_devices, plan.private) for batch in whole]
+    timed(in_order(0))  # compiles
+    fixed, with_one = min(timed(in_order(0)) for _ in range(3)), timed(in_order(1))
+    of_round = max(0.0, with_one - fixed)
+    mean = sum(rounds) / len(rounds)
+    if fixed + mean * of_round <= SHORT:
+        seconds = [timed(batch) for batch in whole]
+    else:
+        some = max(1, min(int(SHORT / max(of_round, 1e-9)), most // (size * num_devices)))
+        timings = [with_one] if some == 1 else []
+        while len(timings) < 2 or (len(timings) < NUM_TIMED and sum(timings) < ENOUGH):
+            timings.append(timed(in_order(some)))
+        seconds = [fixed + mean * max(0.0, x - fixed) / some for x in timings]
+    about = float(np.median(seconds)), min(seconds) / UNSURE, max(seconds) * UNSURE
+    return Estimate(*(x * plan.training_steps for x in about))
+
+
+def num_rounds(batch: PaddedBatch, size: int, num_devices: int, is_private: bool) -> int:
+    """The number of microbatches that each device runs for a batch, as `bam.core.engine` does."""
+    empty = -len(batch.mask) % (size * num_devices)
+    microbatches = np.pad(np.asarray(batch.mask), (0, empty)).reshape(-1, size)
+    if is_private:  # real rows move to the first microbatches, each at its place
+        used = microbatches.sum(axis=0).max()
+    else:
+        used = np.max(np.flatnonzero(microbatches.any(axis=1)), initial=-1) + 1
+    return -(-int(used) // num_devices)
