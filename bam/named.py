@@ -6,39 +6,14 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bam.errors import InputError
 
 ROOT = Path(__file__).resolve().parent
 FLAX = ("parent", "name")  # arguments of every Flax module, which are not options
 ANY = "**"  # the option of a function that takes any option
-
-
-class Part(NamedTuple):
-    """A row of a table of parts: the maker of a part that a config names.
-
-    Attributes:
-      source: a function of bam's arguments and of options by name; or its MODULE:FUNCTION, which
-        is imported when the part is chosen.
-      public_options: its options, which a release repeats. A config's section can have no others,
-        beside the keys in bam's table of keys.
-      words: the sentence on it in PRIVACY.md; "" for none but the user's declaration.
-    """
-
-    source: Callable[..., Any] | str
-    public_options: tuple[str, ...] = ()
-    words: str = ""
-
-    @property
-    def make(self) -> Callable[..., Any]:
-        """The function."""
-        if not isinstance(self.source, str):
-            return self.source
-        function: Callable[..., Any] = imported("part", self.source)
-        return function
 
 
 def options_of(function: Any, num_given: int) -> dict[str, Any]:

@@ -7,42 +7,23 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
-from bam import files, models
+from bam import files
 from bam.cli import console, options
-from bam.data import datasets
-from bam.models import losses
-from bam.privacy import clips, mechanisms
-from bam.training import methods, named_configs, parts
+from bam.part_table import SECTIONS
+from bam.training import named_configs, parts
 from bam.training.keys import KEYS
 from scripts.lib import pages
 
-SECTIONS: dict[str, Mapping[str, Any]] = {
-    "method": methods.METHODS,
-    "clip": clips.CLIPS,
-    "mechanism": mechanisms.MECHANISMS,
-    "model": models.MODELS,
-    "loss": losses.LOSSES,
-    "optimizer": parts.OPTIMIZERS,
-    "features": parts.FEATURES,
-    "dataset": dict.fromkeys([*datasets.DATASETS, "folder"], object),
-}
-# Arguments that bam passes to the named functions, so no config sets them.
-PASSED = {"num_classes", "num_examples", "batch_size", "plan", "parent", "name", "blocks"}
-PASSED |= {"clip_norm", "sensitivity"}  # to a clip and to an optimizer
 
-
-def options_of(choice: Any) -> str:
+def options_of(section: str, name: str) -> str:
     """The options of a method, model, clip, …, with their defaults."""
-    if isinstance(choice, methods.Method):
-        return ", ".join(f"`{k}` {as_code(v)}" for k, v in choice.options.items())
-    signature = inspect.signature(getattr(choice, "make", choice)).parameters.items()
-    return ", ".join(f"`{k}` {as_code(v.default)}".strip() for k, v in signature if k not in PASSED)
+    options = parts.options_of(section, name).items()
+    return ", ".join(f"`{k}` {as_code(v)}".strip() for k, v in options)
 
 
 def as_code(value: object) -> str:
@@ -99,14 +80,14 @@ def readable(text: str) -> str:
 
 def tables() -> dict[str, dict[str, str]]:
     """Page -> marker on the page -> text after the marker."""
-    parts = [(s, f"`{k}`", options_of(v)) for s, rows in SECTIONS.items() for k, v in rows.items()]
+    rows = [(s, f"`{k}`", options_of(s, k)) for s, x in SECTIONS.items() for k in x.rows]
     docs = {
         k: ast.get_docstring(ast.parse(f.read_text())) for k, f in named_configs.shipped().items()
     }
     shipped = [(f"`{k}`", (doc or "").split("\n\n")[0]) for k, doc in sorted(docs.items())]
     config_tables = {
         "keys": keys(),
-        "options": table(("section", "name", "options"), *parts),
+        "options": table(("section", "name", "options"), *rows),
         "shipped": table(("config", "what it trains"), *shipped),
     }
     return {

@@ -15,7 +15,6 @@ from bam import files, provenance
 from bam.privacy import ledger, private_training, statement
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.training import config as base
-from bam.training import parts
 from tests import messages
 
 FOLDER = Path(__file__).with_name("golden")
@@ -134,7 +133,6 @@ def fields_of(name):
         summary_of(plan, **SUMMARIES[name]),
         data="the data set `digits`",
         diagnosed=False,
-        features_words=parts.words("features", config["features"]["name"]),
         exported_by="bam 0.2.0, commit 1d4e5a",
         released=released_of(name),
     )

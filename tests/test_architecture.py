@@ -23,6 +23,7 @@ SHARED = {
     "bam.files",
     "bam.memory",
     "bam.named",
+    "bam.part_table",
     "bam.provenance",
     "bam.tables",
     "bam.text",

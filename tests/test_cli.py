@@ -19,15 +19,15 @@ from absl import flags
 from PIL import Image
 
 import bam
-from bam import extras, files, models, tables
+from bam import extras, files, tables
 from bam.cli import console, main, options, screen
 from bam.data import datasets
-from bam.models import finetune, losses
+from bam.models import finetune
 from bam.named import call, imported
-from bam.privacy import clips, mechanisms
+from bam.part_table import SECTIONS
 from bam.sweep.method_config import method_config
 from bam.text import csv_text
-from bam.training import keys, loop, methods, named_configs, parts, schedules
+from bam.training import keys, loop, named_configs, schedules
 from configs import digits
 from tests.cases import heard, run_command, start
 
@@ -275,15 +275,9 @@ def test_help_imports_neither_jax_nor_scipy():
 
 
 def test_the_help_has_the_names_of_the_parts_that_there_are():
-    tables = {
-        "method.name": methods.METHODS,
-        "clip.name": clips.CLIPS,
-        "mechanism.name": mechanisms.MECHANISMS,
-        "model.name": models.MODELS,
-        "loss.name": losses.LOSSES,
-        "optimizer.name": parts.OPTIMIZERS,
+    tables = {f"{name}.name": section.rows for name, section in SECTIONS.items()}
+    tables |= {
         "optimizer.schedule": schedules.SCHEDULES,
-        "features.name": parts.FEATURES,
         "dataset.name": [*datasets.DATASETS, "folder"],
     }
     assert {key.name: set(key.names) for key in keys.KEYS if key.names} == {

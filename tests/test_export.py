@@ -25,12 +25,13 @@ import bam
 from bam import files, models, named, provenance
 from bam.data.preprocessing import Preprocessing
 from bam.models import finetune
+from bam.part_table import SECTIONS, USERS_OWN
 from bam.privacy import ledger, statement
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.release import export, predict, report
 from bam.release import records as records_of
 from bam.training import config as base
-from bam.training import keys, loop, parts, rundir
+from bam.training import keys, loop, rundir
 from tests import run_folder, runs
 from tests.cases import (
     assert_same_bits,
@@ -480,11 +481,18 @@ def test_of_every_key_it_is_decided_whether_a_release_repeats_it():
         assert options == set(network.public_options), f"{name} could not be released"
 
 
+# The arguments of bam's parts that no config sets.
+GIVEN = {
+    *("loss_fn", "ascent_mask", "clip_norm", "num_examples", "batch_size", "num_classes", "blocks"),
+    "stays",
+}
+
+
 def test_the_options_of_a_part_are_those_of_its_row():
-    for section, part in parts.SECTIONS.items():
+    for section, part in SECTIONS.items():
         always = set(keys.in_section(section))
         for name, row in part.rows.items():
-            options = named.options_of(row.make, part.num_given).keys() - {"blocks", "ascent_mask"}
+            options = named.options_of(row.make, 0).keys() - GIVEN
             assert options <= always | set(row.public_options), (section, name)
             assert not {f"{section}.{x}" for x in row.public_options} & STAY_BEHIND
 
@@ -863,7 +871,7 @@ def importing_keys(monkeypatch):
 def test_every_key_that_names_code_of_ones_own_is_in_the_statement(monkeypatch):
     keys = set(importing_keys(monkeypatch)) | {"features.name"}  # of a run that loads its data
     in_table = {key for key in statement.PARTS if "." in key}
-    assert keys == in_table == {f"{x}.name" for x in parts.SECTIONS}
+    assert keys == in_table == {f"{x}.name" for x in USERS_OWN}
     for key in in_table:
         must_be = statement.render({"part_of": key, "named": " `nowhere:part`"}, "part")
         assert "`nowhere:part`, which must be: " in must_be

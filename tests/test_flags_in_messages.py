@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bam.cli.options import COMMANDS, DEBUG, HELP
-from bam.training import parts
+from bam.part_table import SECTIONS
 from bam.training.keys import BY_NAME
 
 FLAG = re.compile(r"(?<![\w-])--([a-z][\w.-]*)(?:=([\w-]+))?")
@@ -46,7 +46,7 @@ ANY_FLAG = set().union(*map(names_of, COMMANDS), *OTHER_PROGRAMS.values(), {"ver
 
 def options_of(section):
     """Options of any part that a section can name."""
-    rows = parts.SECTIONS[section].rows.values() if section in parts.SECTIONS else ()
+    rows = SECTIONS[section].rows.values() if section in SECTIONS else ()
     return {option for row in rows for option in row.public_options}
 
 

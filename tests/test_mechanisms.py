@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import bam
+from bam.part_table import Part
 from bam.privacy import mechanisms
 from bam.privacy.plan import Population
 
@@ -58,7 +59,8 @@ def for_examples_by_rdp(num_examples, batch_size):
 
 
 def test_a_mechanism_brings_what_no_plan_of_it_may_be(monkeypatch):
-    monkeypatch.setitem(mechanisms.MECHANISMS, "mine", mechanisms.Part(for_examples_by_rdp))
+    part = Part("tests.test_mechanisms:for_examples_by_rdp")
+    monkeypatch.setitem(mechanisms.MECHANISMS, "mine", part)
     by_rdp = PLAN | {"mechanism": "mine", "accountant": "rdp"}
     users = {"num_examples": Population(1000, group_size=2)}
     for changes, message in (

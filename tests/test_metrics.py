@@ -10,7 +10,8 @@ from sklearn import metrics as sklearn_metrics
 
 from bam.cli import train
 from bam.data import datasets
-from bam.models import figures, losses
+from bam.models import figures
+from bam.part_table import LOSSES
 from bam.release import records, report
 from bam.sweep import comparison, runs, studies
 from bam.training import loop, summary
@@ -198,7 +199,7 @@ def test_a_run_ends_with_the_figures_of_the_weights_that_are_released(kind, tmp_
     built = loop.build(config_of(kind, **{"checkpoint.every": 1}), data)
     result = loop.train(built, 0, tmp_path)
     outputs = np.asarray(built.score_images(loop.whole_model(result.state), *data.test)[2])
-    judge = losses.LOSSES[kind].make().figures
+    judge = LOSSES[kind].make().figures
     expected = judge(outputs, data.test.labels, ())["figures"]
     assert result.summary["figures"] == expected
     names = {name.partition("/")[0] for name in expected}

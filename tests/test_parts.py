@@ -13,10 +13,11 @@ import bam
 from bam import models
 from bam.cli import console, options
 from bam.cli.main import main
+from bam.data.datasets import Dataset
 from bam.errors import InputError
 from bam.models.wide_resnet import WideResNet, WideResNetBam
-from bam.named import Part
-from bam.privacy import clips, statement
+from bam.part_table import CLIPS, SECTIONS, Part
+from bam.privacy import statement
 from bam.release import export
 from bam.sweep import comparison
 from bam.sweep.method_config import method_config
@@ -29,15 +30,18 @@ from tests.runs import own_data, tiny
 WORDS = "scaled down to an L2 norm of at most a share of C"
 
 
-def shrunk(words=WORDS, public_options=("share",)):
+def shrink(clip_norm, share=0.5):
+    return bam.clip_by_l2_norm(share * clip_norm)
+
+
+def shrunk(words=WORDS, options=("share",)):
     """A clip that nobody has named yet, as a row of the table."""
-    make = lambda plan, clip_norm, share=0.5: bam.clip_by_l2_norm(share * clip_norm)  # noqa: E731
-    return Part(make, public_options, words)
+    return Part("tests.test_parts:shrink", options, words)
 
 
 def released(folder, monkeypatch, row):
     """Settings, statement and model facts of a run that names a row of the table of clips."""
-    monkeypatch.setitem(clips.CLIPS, "shrunk", row)
+    monkeypatch.setitem(CLIPS, "shrunk", row)
     config = tiny(num_steps=1)
     with config.unlocked():
         config.clip.update({"name": "shrunk", "share": 0.25})
@@ -250,11 +254,7 @@ def test_what_a_sweep_sets_for_every_part_stays_when_its_settings_name_another()
 
 # A part that the command line names is as it would be alone.
 
-NAMES = {
-    **{section: tuple(part.rows) for section, part in parts.SECTIONS.items() if part.rows},
-    "dataset": keys.BY_NAME["dataset.name"].names,
-    "mechanism": keys.BY_NAME["mechanism.name"].names,
-}
+NAMES = {name: tuple(section.rows) for name, section in SECTIONS.items()}
 SHIPPED = sorted(named_configs.shipped())
 
 
@@ -444,7 +444,8 @@ def test_what_several_tables_said_of_a_key_stands_in_its_row():
     assert not [x.name for x in keys.KEYS if x.path and x.public]
 
 
-def test_a_part_that_has_a_name_of_ours_is_in_the_help_of_its_key():
-    for section, part in parts.SECTIONS.items():
-        if part.rows:
-            assert set(keys.BY_NAME[f"{section}.name"].names) == set(part.rows)
+def test_a_data_set_must_have_the_fields_without_defaults():
+    fields = Dataset._fields
+    assert SECTIONS["dataset"].returned == tuple(
+        x for x in fields if x not in Dataset._field_defaults
+    )

@@ -14,11 +14,10 @@ import pytest
 from jax.tree_util import Partial
 
 import bam
+from bam import part_table
 from bam.core import clipping, grid, noise, program, pytree
 from bam.models import finetune
-from bam.privacy import clips
-from bam.privacy.mechanisms import MECHANISMS
-from bam.training import loop, methods, parts
+from bam.training import loop
 from tests.cases import (
     assert_same_bits,
     compilations,
@@ -151,10 +150,10 @@ def test_every_method_clip_mechanism_and_optimizer_has_a_case():
     chosen = lambda key, default: {  # noqa: E731
         case.structure.get(f"{key}.name", default) for case in CASES.values()
     }
-    assert {case.method for case in CASES.values()} == set(methods.METHODS)
-    assert chosen("clip", "l2") == set(clips.CLIPS)
-    assert chosen("mechanism", "poisson") == set(MECHANISMS)
-    assert chosen("optimizer", "nadam") == set(parts.OPTIMIZERS)
+    assert {case.method for case in CASES.values()} == set(part_table.METHODS)
+    assert chosen("clip", "l2") == set(part_table.CLIPS)
+    assert chosen("mechanism", "poisson") == set(part_table.MECHANISMS)
+    assert chosen("optimizer", "nadam") == set(part_table.OPTIMIZERS)
 
 
 @pytest.mark.parametrize("name", thoroughly(CASES, "non_private", "dp_sat"))

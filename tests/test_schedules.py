@@ -5,7 +5,8 @@ import numpy as np
 import optax
 import pytest
 
-from bam.training import loop, parts, schedules
+from bam.part_table import OPTIMIZERS
+from bam.training import loop, schedules
 from bam.training.schedules import Schedule
 from configs import digits
 
@@ -34,7 +35,7 @@ def test_rates_are_those_of_optax_after_the_warm_up():
     np.testing.assert_allclose(rates(Schedule("constant", 1, 3), 2.0), [2, 2, 2])
 
 
-@pytest.mark.parametrize("name", parts.OPTIMIZERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_takes_the_rate_of_each_step(name):
     schedule = {"optimizer.schedule": "linear", "optimizer.warmup_steps": 2}
     grads = {"w": np.ones(3, np.float32)}

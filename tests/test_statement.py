@@ -9,8 +9,8 @@ import string
 import pytest
 
 import bam
-from bam.privacy import clips, statement
-from bam.training import parts
+from bam.part_table import CLIPS, FEATURES
+from bam.privacy import statement
 from tests import golden
 from tests.cases import recomputed, without_mu
 
@@ -150,7 +150,6 @@ def fields(plan, config=None, diagnosed=False, released=statement.FOLDER, **summ
         golden.summary_of(plan, **summary),
         data="data",
         diagnosed=diagnosed,
-        features_words=parts.words("features", config["features"]["name"]),
         exported_by="bam",
         released=released,
     )
@@ -235,7 +234,7 @@ def test_a_text_that_does_not_stand_leaves_no_line():
 
 def told_of(name):
     """What a statement has of a map of bam's own."""
-    return {"features": "in words", "features_words": parts.FEATURES[name].words}
+    return {"features": "in words", "features_words": FEATURES[name].words}
 
 
 QUIET = {
@@ -245,7 +244,7 @@ QUIET = {
     "features_weights_known": False, "frozen": False, "searched": False, "unit": "example",
     "bound": "in words", "num_examples_given": False, "q_is": "l/N", "is_folder": True,
     "trained_by": "bam train",
-    "clip_words": clips.CLIPS["l2"].words,
+    "clip_words": CLIPS["l2"].words,
     "noise_is": "independent", "printed_by_bam": True, "num_codes": "one", "taken_by": "",
 }  # fmt: skip
 
@@ -271,7 +270,7 @@ QUIET = {
             {"features__name": "backbone"}, {"features_digest": "d"},
             {"features": "declared", "features_weights_known": True},
         ),
-        ({"clip__name": "normalize"}, {}, {"clip_words": clips.CLIPS["normalize"].words}),
+        ({"clip__name": "normalize"}, {}, {"clip_words": CLIPS["normalize"].words}),
         ({"clip__name": "proved"}, {}, {"bound": "own", "clip_words": ""}),
         ({"method__name": "mine:sgd"}, {}, {"own_parts": "some"}),
         ({"clip__name": "mine:clip"}, {}, {"own_parts": "some", "bound": "own", "clip_words": ""}),
@@ -344,7 +343,7 @@ def test_a_loop_of_ones_own_says_whose_oracle_and_clip_and_gradient_it_is():
 
 
 def test_the_clips_that_have_words_are_bam_s():
-    for name, clip in clips.CLIPS.items():
+    for name, clip in CLIPS.items():
         assert f"| {clip.words} | `{name}` |" in statement.text_of(
             fields(quick(golden.plan_of("own_loop")), {"clip__name": name})
         )

@@ -1,7 +1,7 @@
 """The data sets that have a name here: shapes, classes, constants and sources of their files.
 
-A further data set is a row here and a test. Official files in another format also need a reader in
-`sources/archives.py`.
+A further data set is a row here, its name in `bam/part_table.py` and a test. Official files in
+another format also need a reader in `sources/archives.py`.
 """
 
 from typing import NamedTuple

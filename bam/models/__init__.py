@@ -3,7 +3,7 @@
 from bam import named
 from bam.errors import InputError
 from bam.extras import needs
-from bam.named import Part
+from bam.part_table import MODELS
 
 with needs("train"):  # here, because each module of this package needs Flax
     import flax.linen as nn
@@ -14,31 +14,6 @@ from bam.models.layers import WEIGHT_STANDARDISATIONS
 __all__ = [
     "MODELS", "PRECISIONS", "Model", "Network", "as_functions", "create",
 ]  # fmt: skip
-
-# Name -> the maker `(num_classes, width, **options) -> Flax module`, imported when it is called.
-MODELS = {
-    "convnet": Part("bam.models.small:ConvNet"),
-    "deep_residual": Part("bam.models.small:DeepResidual", ("depth",)),
-    "lenet5": Part("bam.models.small:LeNet5"),
-    "linear": Part("bam.models.small:Linear"),
-    "resnet18": Part("bam.models.resnet:ResNet", ("bottleneck",)),
-    "resnet50": Part("bam.models.resnet:resnet50", ("bottleneck",)),
-    "resnet9": Part(
-        "bam.models.resnet9:ResNet9",
-        ("scale_norm", "weight_standardisation", "norm_last", "symmetries"),
-    ),
-    "tanh_cnn": Part("bam.models.small:TanhCNN"),
-    "vit_ti16": Part("bam.models.vision_transformer:vit_ti16", ("depth",)),
-    "vit_s16": Part("bam.models.vision_transformer:vit_s16", ("depth",)),
-    "vit_b16": Part("bam.models.vision_transformer:vit_b16", ("depth",)),
-    "wide_resnet": Part(
-        "bam.models.wide_resnet:WideResNet",
-        ("depth", "weight_standardisation", "shortcut_norm_first"),
-    ),
-    "wide_resnet_bam": Part(
-        "bam.models.wide_resnet:WideResNetBam", ("depth", "scale_norm", "weight_standardisation")
-    ),
-}
 
 
 def create(name: str, num_classes: int, width: int, **options: object) -> nn.Module:

@@ -17,7 +17,6 @@ from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.models.figures import classification, multilabel, regression
-from bam.named import Part
 
 
 class Loss(NamedTuple):
@@ -147,14 +146,6 @@ def per_pixel(weights: Any = None) -> Loss:
         right=lambda output, label: jnp.mean(_is_class(output, label)),
         metrics=metrics,
     )
-
-
-LOSSES = {
-    "binary": Part(binary),
-    "cross_entropy": Part(cross_entropy),
-    "per_pixel": Part(per_pixel),
-    "squared_error": Part(squared_error),
-}
 
 
 def _weights(weights: Any) -> np.ndarray | None:

@@ -17,7 +17,7 @@ from bam.core import sampling, scalars
 from bam.core import strategy as strategies
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
-from bam.named import Part
+from bam.part_table import MECHANISMS
 from bam.privacy import accounting
 from bam.privacy.accounting import poisson_event, poisson_steps
 from bam.privacy.rounding import rounded_up
@@ -32,7 +32,6 @@ ADJACENCIES = {
     ),
     "add_or_remove_one": ("add/remove one", "one {unit} added or removed"),
 }
-BEST_OF_TRIALS = "best_of_trials"  # its ε covers a whole search, see `selection.py`
 # The random generator, as a release describes it.
 BY = "by ChaCha20 with a key of 256 bits"
 NOISE = (
@@ -282,13 +281,3 @@ def full_batch(num_examples: int, batch_size: int) -> Mechanism:
         batches=f"all {num_examples} {{unit}}s in every step",
         sampling="none: every batch is all of the {unit}s",
     )
-
-
-# Mechanisms with their own accountant are imported when they are used.
-MECHANISMS = {
-    "poisson": Part(poisson),
-    "banded": Part(banded),
-    "full_batch": Part(full_batch),
-    "random_allocation": Part("bam.privacy.random_allocation:random_allocation"),
-    BEST_OF_TRIALS: Part("bam.privacy.selection:best_of_trials"),
-}

@@ -14,9 +14,10 @@ from importlib import resources
 from string import Template
 from typing import NamedTuple
 
+from bam import part_table
 from bam.files import JsonMapping, JsonObject
-from bam.privacy import accounting, clips, ledger, pld, random_allocation, tradeoff
-from bam.privacy.mechanisms import BEST_OF_TRIALS
+from bam.part_table import BEST_OF_TRIALS
+from bam.privacy import accounting, ledger, pld, random_allocation, tradeoff
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.tradeoff import most_power
@@ -120,7 +121,6 @@ def fields_of_run(
     *,
     diagnosed: bool,
     own_parts: Mapping[str, str] | None = None,
-    features_words: str = "",
     **words: str,
 ) -> JsonObject:
     """The fields of a finished run of `bam train`.
@@ -131,14 +131,13 @@ def fields_of_run(
       summary: the content of `summary.json`.
       diagnosed: whether the records hold figures of training examples.
       own_parts: as in `training_fields`; None takes them from `config`.
-      features_words: describe a feature map of bam's, so that its user need not declare it.
       **words: `data`, `exported_by` and `released` of `training_fields`.
     """
     parts = parts_of(config) if own_parts is None else own_parts
     names = {key: config[key].get("name", NOT_RECORDED) for key in ("method", "clip")}
     return {
         **training_fields(plan, summary, own_parts=parts, clip=names["clip"], **words),
-        **fields_on_other_uses(config, summary, diagnosed, is_searched(plan), features_words),
+        **fields_on_other_uses(config, summary, diagnosed, is_searched(plan)),
         "trained_by": "bam train",
         "method": names["method"],
     }
@@ -199,7 +198,7 @@ def training_fields(
     # An own loop records no name of its clip.
     is_proved_own_loop = "oracle" in own_parts and "clip" not in own_parts
     std = plan.noise_multiplier * record["sensitivity"]
-    row = clips.CLIPS.get(str(clip))  # in a stranger's record it may be a list
+    row = part_table.row("clip", clip)
     return {
         **_plan_fields(plan),
         "clip_norm": record["clip_norm"],
@@ -371,16 +370,14 @@ def _process_fields(process: JsonMapping) -> JsonObject:
 
 
 def fields_on_other_uses(
-    config: JsonMapping,
-    summary: JsonMapping,
-    diagnosed: bool,
-    searched: bool,
-    features_words: str = "",
+    config: JsonMapping, summary: JsonMapping, diagnosed: bool, searched: bool
 ) -> JsonObject:
     """Fields on uses of the data that ε does not cover, in a run of `bam train`."""
     holdout, every = config["dataset"].get("holdout", 0), config["eval"]["every"]
     weights = config.get("loss", {}).get("weights")
     features = config.get("features", {}).get("name", "")
+    feature_map = part_table.row("features", features)
+    features_words = feature_map.words if feature_map else ""
     parts, num_frozen = parts_of(config), summary.get("num_frozen")
     preprocessing = summary.get("preprocessing")
     target = preprocessing.get("target") if isinstance(preprocessing, Mapping) else None

@@ -19,6 +19,7 @@ from jax import export as jax_export
 from jaxtyping import PyTree
 
 import bam
+from bam import part_table
 from bam.core import pytree
 from bam.data import datasets
 from bam.errors import InputError
@@ -32,7 +33,6 @@ from bam.provenance import git_commit
 from bam.release.load import WRONG_WEIGHTS, Released, Shapes, build, check_shapes, load
 from bam.release.records import RunRecords, read
 from bam.text import one_line
-from bam.training import parts
 from bam.training.keys import BY_NAME
 
 with needs("train"):
@@ -194,7 +194,6 @@ def statement_of(run: RunRecords, exported_by: str, released: str = statement.FO
         data=data_in_words(run),
         diagnosed=run.diagnosed,
         own_parts=one_line(own_parts),
-        features_words=parts.words("features", run.config.get("features", {}).get("name", "")),
         exported_by=exported_by,
         released=released,
     )
@@ -208,9 +207,9 @@ def public_keys(config: JsonObject) -> list[str]:
     and every key that is not marked as public.
     """
     public = [key.name for key in BY_NAME.values() if key.public]
-    for section in parts.SECTIONS:
-        name = config.get(section, {}).get("name", "")
-        public += [f"{section}.{option}" for option in parts.public_options(section, name)]
+    for section in part_table.SECTIONS:
+        if row := part_table.row(section, config.get(section, {}).get("name", "")):
+            public += [f"{section}.{option}" for option in row.public_options]
     return public
 
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterable
 from types import MappingProxyType
 
+from bam import part_table
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonMapping
-from bam.training import methods, named_configs
+from bam.training import named_configs
 from bam.training.config import add_options, complete
 
 with needs("train"):
@@ -35,7 +36,8 @@ def method_config(
         strength that is not a number or that the method lacks, and if the file's code fails.
     """
     name, colon, number = method.partition(":")
-    strength = methods.METHODS[name].strength if name in methods.METHODS else ""
+    row = part_table.row("method", name)
+    strength = row.strength if row else ""
     if colon and not strength:
         raise InputError(f"--methods={method}: {name} has no strength; write --methods={name}")
     keys = {"method.name", "seed", "dry_run", *fixed, *({f"method.{strength}"} if colon else ())}

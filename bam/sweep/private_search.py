@@ -22,8 +22,8 @@ from bam.data import datasets
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
+from bam.part_table import BEST_OF_TRIALS
 from bam.privacy import accounting
-from bam.privacy.mechanisms import BEST_OF_TRIALS
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.selection import CHOSEN, Selection, composed_epsilon

@@ -10,17 +10,19 @@ import inspect
 import math
 from collections.abc import Mapping
 
+from bam import part_table
 from bam.data import augment
 from bam.errors import InputError
 from bam.extras import needs
 from bam.named import ANY
+from bam.part_table import SECTIONS, USERS_OWN
 from bam.training import keys, methods, parts
 from bam.training.keys import BY_NAME, KEYS, Key, own
 
 with needs("train"):
     from ml_collections import ConfigDict, config_dict
 
-METHODS = tuple(methods.METHODS)
+METHODS = tuple(part_table.METHODS)
 STRENGTHS = ("lambda", "rho", "strength")  # what papers call the options that are a strength
 
 
@@ -77,14 +79,15 @@ def add_options(config: ConfigDict, overrides: Mapping[str, object]) -> None:
       InputError: for an option that the part lacks; the line lists its options.
     """
     # Names first: the options that a section can have depend on its part.
-    for section in (*parts.SECTIONS, "mechanism"):
+    for section in SECTIONS:
         name = overrides.get(f"{section}.name")
         if isinstance(name, str) and section in config and name != config[section].name:
             name_part(config, section, name)
     for key in overrides:
         section, _, option = key.partition(".")
-        has_parts = section in parts.SECTIONS and section in config
-        if option and has_parts and option not in config[section]:
+        # The options of mechanisms are keys, and a private search alone sets further ones.
+        takes_more = section in USERS_OWN and section in config
+        if option and takes_more and option not in config[section]:
             _add_option(config[section], section, option)
 
 
@@ -120,13 +123,12 @@ def _switch(options: ConfigDict, section: str, name: str) -> None:
 def _options_of(section: str, name: str) -> dict[str, object]:
     """The options that a section has with a part if none is set, with their values.
 
-    They are all of a method, and those in the table of keys. The others are added when they are
-    set, and until then the part has its defaults.
+    They are those with defaults in the table of parts, and those in the table of keys. The others
+    are added when they are set, and until then the part has its defaults.
     """
-    defaults = parts.options_of(section, name) if section in parts.SECTIONS else {}
-    if section == "method":
-        return defaults if name in methods.METHODS else {}
-    options = {}
+    defaults = parts.options_of(section, name)
+    row = part_table.row(section, name)
+    options: dict[str, object] = dict(row.defaults) if row else {}
     for option, key in keys.options(section).items():
         if key.default is None:
             options[option] = _unset(key)
@@ -147,10 +149,10 @@ def _add_option(options: ConfigDict, section: str, option: str) -> None:
     if option not in defaults and ANY not in defaults:
         has = sorted({*defaults, *options} - {"name"})
         near = difflib.get_close_matches(option, has, 1)
-        if section == "method" and option in STRENGTHS and options.name in methods.METHODS:
-            near = list(filter(None, [methods.METHODS[options.name].strength])) or near
+        row, rows = part_table.row(section, options.name), SECTIONS[section].rows
+        if option in STRENGTHS and row and row.strength:
+            near = [row.strength]
         hint = f"did you mean {section}.{near[0]}? " if near else ""
-        rows = parts.SECTIONS[section].rows
         parts_with = " or ".join(x for x, row in rows.items() if option in row.public_options)
         remedy = f"; there is one with --config.{section}.name={parts_with}" if parts_with else ""
         raise InputError(
@@ -168,12 +170,12 @@ def set_strength(config: ConfigDict, **strengths: float) -> None:
     """Sets the strength of the config's method, if `strengths` has it, as in `dp_sat=0.086`."""
     name = config.method.name
     if name in strengths:
-        config.method[methods.METHODS[name].strength] = strengths[name]
+        config.method[part_table.METHODS[name].strength] = strengths[name]
 
 
 def check(config: ConfigDict) -> None:
     """InputError, in one line, for values that no part of a run checks itself."""
-    for section in parts.SECTIONS:
+    for section in SECTIONS:
         if not isinstance(name := config[section].get("name"), str):
             raise InputError(f"{section}.name is {name}: set --config.{section}.name=NAME")
     _check_numbers(config)

@@ -6,6 +6,8 @@
 import json
 from typing import NamedTuple
 
+from bam import part_table
+
 # The largest value of an integer key, because JAX holds it in 32 bits. A seed never enters JAX.
 MOST_OF_ANY = 2**31 - 1
 
@@ -20,7 +22,7 @@ class Key(NamedTuple):
       kind: the type of its values, if it is not the default's.
       least, most: the bounds of its values, if it is set.
       unbounded: whether it may be infinite; then the part that reads it checks its values.
-      names: bam's parts, for a key that names a part. A test compares them with the tables.
+      names: bam's names for its values, for a key that names a part or a schedule.
       public: whether a release repeats it.
       changeable: whether it may differ when a run is resumed. Such keys decide when a run is
         evaluated and saved, never its weights.
@@ -48,8 +50,8 @@ class Key(NamedTuple):
         return f"{self.name} ({default}): {self.help}"
 
 
-# `clip`, `method`, `model`, `optimizer`, `dataset`, `features` and `loss` can also name your own
-# MODULE:FUNCTION, see parts.py. The order is that of docs/config.md and of `bam train --help`.
+# All sections that name a part but `mechanism` can also name your own MODULE:FUNCTION, see
+# bam/part_table.py. The order is that of docs/config.md and of `bam train --help`.
 # fmt: off
 KEYS = (
     Key("seed", None,
@@ -68,15 +70,14 @@ KEYS = (
         "releases repeat it.", public=True),
     Key("clip.name", "l2",
         'How an example\'s gradient is bounded: "l2" scales it to norm C if it is longer.',
-        names=("l2", "normalize", "per_layer"), public=True),
+        names=tuple(part_table.CLIPS), public=True),
     Key("expected_batch_size", 256,
         "l, the mean number of examples in a batch; sums are divided by it.", least=1, public=True),
     Key("mechanism.name", "poisson",
         'How batches are drawn, which decides the ε of a noise: "poisson" with q = l/N, '
         '"full_batch" or "random_allocation" (see bam/privacy/mechanisms.py). "banded" also '
         'correlates the noise of `bands` steps.',
-        names=("poisson", "banded", "full_batch", "random_allocation", "best_of_trials"),
-        public=True),
+        names=tuple(part_table.MECHANISMS), public=True),
     Key("mechanism.bands", None,
         'Steps over which "banded" correlates the noise.', kind=int, most=2**16, public=True,
         of_part=True),
@@ -105,11 +106,9 @@ KEYS = (
     Key("method.name", "dp_sgd",
         "The method, which `--config=NAME:METHOD` sets, with the strength that NAME gives it; its "
         "options are keys beside it. This key alone gives them the method's defaults.",
-        names=("non_private", "dp_sgd", "dp_sat", "bam_sam", "bam_exact"), public=True),
+        names=tuple(part_table.METHODS), public=True),
     Key("model.name", "convnet", "The network: a row of `bam.models.MODELS`.",
-        names=("convnet", "deep_residual", "lenet5", "linear", "resnet18", "resnet50",
-               "resnet9", "tanh_cnn", "vit_ti16", "vit_s16", "vit_b16", "wide_resnet",
-               "wide_resnet_bam"), public=True),
+        names=tuple(part_table.MODELS), public=True),
     Key("model.width", 16,
         "Channels of the first layer, or the widening factor of a wide ResNet. A network that a "
         "flag names in place of the config's has its own default.", most=2**16, public=True,
@@ -133,7 +132,7 @@ KEYS = (
     Key("loss.name", "cross_entropy",
         '"cross_entropy", "binary" (several labels an image), "squared_error" or "per_pixel" '
         "(bam/models/losses.py), or your own MODULE:FUNCTION.",
-        names=("binary", "cross_entropy", "per_pixel", "squared_error"), public=True),
+        names=tuple(part_table.LOSSES), public=True),
     Key("loss.weights", None,
         "Weights of the classes, which are public: do not compute them from the private data.",
         kind=tuple, public=True, of_part=True),
@@ -144,8 +143,7 @@ KEYS = (
     Key("lora.targets", "", "Regular expression, searched for in the names of layers.",
         public=True),
     Key("dataset.name", "digits", 'The data set; "folder" is your own, made by `bam data import`.',
-        names=("digits", "breast_cancer", "mnist", "cifar10", "cifar100", "imagenet32",
-               "folder"), public=True),
+        names=tuple(part_table.DATASETS), public=True),
     Key("dataset.source", "",
         "\"sklearn\", \"tfds\", \"parquet\", \"archive\", or \"\" for the data set's default.",
         public=True),
@@ -175,7 +173,7 @@ KEYS = (
         'They are kept in the folder `cache`; "": beside the data. `whiten`, `mirror` and `groups` '
         "are scattering's, the others a backbone's (bam/features/backbone.py). Keys that are not "
         "set are not passed to the map.",
-        names=("backbone", "prior", "scattering"), public=True),
+        names=tuple(part_table.FEATURES), public=True),
     Key("features.cache", "", 'Folder that keeps computed features; "": beside the data.',
         path=True),
     Key("features.whiten", None,
@@ -212,7 +210,7 @@ KEYS = (
     Key("input_clip_norm", 0.0, "Scale every input to at most this L2 norm; 0: leave it.", least=0,
         public=True),
     Key("optimizer.name", "nadam", "The update of the weights from the noisy gradient.",
-        names=("nadam", "adam", "sgd"), public=True),
+        names=tuple(part_table.OPTIMIZERS), public=True),
     Key("optimizer.learning_rate", 2e-3,
         "Learning rate of the optimizer; with a schedule, the largest.", public=True),
     Key("optimizer.schedule", "constant",

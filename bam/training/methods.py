@@ -1,60 +1,7 @@
-"""The table of methods, and their names in tables and legends."""
+"""The names of methods in tables and legends, with their strengths."""
 
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
-
-from bam.core import oracles
 from bam.files import JsonMapping
-
-
-class Method(NamedTuple):
-    """A row of the table of methods.
-
-    Attributes:
-      make: `(loss_fn, **options) -> Oracle`.
-      label: its name in tables and legends.
-      options: its keys in a config's `method` section, with their defaults.
-      strength: the option that is the strength of its ascent; "" for a method without one.
-      symbol: the letter of the strength.
-    """
-
-    make: Callable[..., oracles.Method]
-    label: str
-    options: Mapping[str, int | float | str] = {}
-    strength: str = ""
-    symbol: str = ""
-
-    @property
-    def public_options(self) -> tuple[str, ...]:
-        """The options that a release repeats: all."""
-        return tuple(self.options)
-
-
-# These make BAM's ascent cheaper. Its gradient is over the first `ascent_views` views (0: all), and
-# it moves the parameters whose path matches `ascent_params` ("": all), for example "GroupNorm".
-ASCENT: dict[str, int | float | str] = {"ascent_views": 0, "ascent_params": ""}
-
-METHODS = {
-    "non_private": Method(oracles.dp_sgd, "non-private"),
-    "dp_sgd": Method(oracles.dp_sgd, "DP-SGD"),
-    "dp_sat": Method(
-        oracles.dp_sat, "DP-SAT", options={"radius": 0.05}, strength="radius", symbol="ρ"
-    ),
-    "bam_sam": Method(
-        oracles.bam_sam,
-        "BAM (SAM)",
-        options={"radius": 0.05, "mix": 1.0, **ASCENT},
-        strength="radius",
-        symbol="λ",
-    ),
-    "bam_exact": Method(
-        oracles.bam_exact,
-        "BAM (exact)",
-        options={"penalty": 0.05, **ASCENT},
-        strength="penalty",
-        symbol="λ",
-    ),
-}
+from bam.part_table import METHODS
 
 
 def label(name: str) -> str:

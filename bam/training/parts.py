@@ -1,139 +1,63 @@
-"""The parts of an experiment that a config names: bam's tables of them, and functions of your own.
-
-A section's `name` is one of bam's parts or your "MODULE:FUNCTION", which is imported when the
-experiment is built. The section's other keys are passed to the function by name, after the
-arguments in the table below. These arguments are public, so its result needs no accounting. A map
-of images sees each image alone, and must not have been made from private images
-(`bam.features.extraction`).
-
-================ ================================================= ============================
-section          your function                                     returns
-================ ================================================= ============================
-`method`         `(loss_fn, **options)`                            `bam.Oracle`
-`clip`           `(plan, clip_norm, **options)`                    `bam.BoundedTransformation`
-`optimizer`      `(plan, clip_norm, sensitivity, **options)`       any optax transform
-`model`          `(num_classes, **options)`                        a Flax module, or functions
-`dataset`        `(**options)`, those that are set                 `bam.data.datasets.Dataset`
-`features`       `(**options)`, those that are set                 a map of images, row by row
-`loss`           `(**options)`, those that are set                 `bam.models.losses.Loss`
-================ ================================================= ============================
-
-`plan` is the run's `bam.PrivacyPlan`: N, l, q, T and σ. `clip_norm` is C, and `sensitivity` is the
-clip's S; without privacy, C is `inf` and S is 0. `learning_rate` is a number or, with a schedule, a
-function of the step, as in optax.
-"""
+"""The parts of a run, made from the sections of its config by the rows of `bam.part_table`."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import optax
 from jaxtyping import PyTree
 
-from bam import models, named
+from bam import models, named, part_table
 from bam.core import clipping, oracles, program, pytree
 from bam.core.clipping import Bounded
 from bam.core.program import STATIC
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number, is_known
-from bam.data import datasets
 from bam.errors import InputError
 from bam.extras import needs
 from bam.features import extraction
 from bam.files import JsonObject
 from bam.models import finetune, losses
-from bam.named import Part
-from bam.privacy import clips
+from bam.part_table import SECTIONS
 from bam.privacy.plan import PrivacyPlan
 from bam.training import keys, schedules
-from bam.training.methods import METHODS, Method
 from bam.training.schedules import Schedule
 
 with needs("train"):
     from ml_collections import ConfigDict
 
-# As texts, so that a run imports no map but its own.
-FEATURES = {
-    # Without words: only the user knows where the weights came from, and declares it.
-    "backbone": Part("bam.features.backbone:backbone", ("interpolation", "digest")),
-    "prior": Part(
-        "bam.features.prior:prior",
-        ("digest",),
-        "a fixed map of each image alone, learned from drawn images",
-    ),
-    "scattering": Part(
-        "bam.features.scattering:scattering",
-        words="a fixed map of each image alone, made without these data",
-    ),
-}
+
+def nadam(
+    clip_norm: Number, learning_rate: Number | optax.Schedule
+) -> optax.GradientTransformation:
+    """Returns NAdam, which does not depend on C."""
+    return optax.nadam(learning_rate)
 
 
-def _sgd(
-    plan: PrivacyPlan | None,
+def adam(clip_norm: Number, learning_rate: Number | optax.Schedule) -> optax.GradientTransformation:
+    """Returns Adam, which does not depend on C."""
+    return optax.adam(learning_rate)
+
+
+def sgd(
     clip_norm: Number,
-    sensitivity: Number | None,
     learning_rate: Number | optax.Schedule,
     momentum: Number = 0.0,
     per_clip_norm: bool = False,
 ) -> optax.GradientTransformation:
-    """SGD; `per_clip_norm` divides gradients by C, so that the step's size does not depend on C.
+    """Returns SGD; `per_clip_norm` divides gradients by C, so steps do not depend on C.
 
     Source: De et al. 2022 (arXiv 2204.13650). One learning rate then fits many C.
     """
     # With momentum 0, optax would keep a trace as large as the weights. A traced momentum cannot be
     # compared with 0; the caller passes a 0 untraced.
-    sgd = optax.sgd(learning_rate, momentum or None if is_known(momentum) else momentum)
+    plain = optax.sgd(learning_rate, momentum or None if is_known(momentum) else momentum)
     if per_clip_norm and is_known(clip_norm) and not 0 < clip_norm < math.inf:
         raise InputError(
             "optimizer.per_clip_norm needs a private run: without clipping there is no clip norm"
         )
-    return optax.chain(optax.scale(1 / clip_norm), sgd) if per_clip_norm else sgd
-
-
-OPTIMIZERS = {
-    "nadam": Part(lambda plan, clip_norm, sensitivity, learning_rate: optax.nadam(learning_rate)),
-    "adam": Part(lambda plan, clip_norm, sensitivity, learning_rate: optax.adam(learning_rate)),
-    "sgd": Part(_sgd, ("momentum", "per_clip_norm")),
-}
-
-
-class Section(NamedTuple):
-    """A section of a config that names a part.
-
-    Attributes:
-      rows: bam's parts, by name.
-      num_given: number of arguments of a part's function before its options.
-      returned: names that its result must have.
-    """
-
-    rows: Mapping[str, Part | Method]
-    num_given: int
-    returned: tuple[str, ...]
-
-
-REQUIRED = tuple(x for x in datasets.Dataset._fields if x not in datasets.Dataset._field_defaults)
-SECTIONS = {
-    "method": Section(METHODS, 1, ("ascend", "grad")),
-    "clip": Section(clips.CLIPS, 2, ("init", "update")),
-    "optimizer": Section(OPTIMIZERS, 3, ("init", "update")),
-    "loss": Section(losses.LOSSES, 0, ("of_output", "check")),
-    "model": Section(models.MODELS, 1, ()),  # see `bam.models.as_functions`
-    "dataset": Section({}, 0, REQUIRED),
-    "features": Section(FEATURES, 0, ("__call__",)),
-}
-
-
-def public_options(section: str, name: str) -> tuple[str, ...]:
-    """The options of one of bam's parts that a release repeats; () for a part of the user's."""
-    row = SECTIONS[section].rows.get(str(name)) if section in SECTIONS else None
-    return row.public_options if row else ()
-
-
-def words(section: str, name: str) -> str:
-    """The sentence of PRIVACY.md on one of bam's parts; "" for none, or a part of the user's."""
-    row = SECTIONS[section].rows.get(str(name))
-    return "" if row is None or isinstance(row, Method) else row.words
+    return optax.chain(optax.scale(1 / clip_norm), plain) if per_clip_norm else plain
 
 
 def options_of(section: str, name: str) -> dict[str, Any]:
@@ -142,17 +66,15 @@ def options_of(section: str, name: str) -> dict[str, Any]:
     Those of one of bam's parts are its public options and its keys in the table of keys. {} for a
     name that bam does not have.
     """
-    part = SECTIONS[section]
-    if ":" in name:
-        return named.options_of(named.imported(section, name), part.num_given)
-    row = part.rows.get(name)
+    num_given = SECTIONS[section].num_given
+    if ":" in name and num_given is not None:
+        return named.options_of(named.imported(section, name), num_given)
+    row = part_table.row(section, name)
     if row is None:
         return {}
-    if isinstance(row, Method):
-        return dict(row.options)
-    defaults = named.options_of(row.make, part.num_given)
     taken = {*row.public_options, *keys.options(section)}
-    return {x: default for x, default in defaults.items() if x in taken}
+    options = named.options_of(row.make, 0).items()
+    return {x: default for x, default in options if x in taken} | dict(row.defaults)
 
 
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Method:
@@ -191,7 +113,8 @@ def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> Bound
         return clipping.clip_by_l2_norm(math.inf)
     if not 0 < clip_norm < math.inf:
         raise InputError(f"clip_norm must be a positive finite number, got {clip_norm}")
-    clip = clipping.as_declared(make("clip", section.to_dict(), plan, clip_norm))
+    given = (plan, clip_norm) if ":" in section.name else (clip_norm,)
+    clip = clipping.as_declared(make("clip", section.to_dict(), *given))
     clipping.sensitivity_of(clip)
     return clip
 
@@ -251,10 +174,7 @@ class Optimizer:
         """
         rate = schedules.learning_rate(self.schedule, self.peak)
         options = {**dict(self.structure), **self.numbers, "learning_rate": rate}
-        # No row reads the plan or S, which would be constants of the program.
-        transform: optax.GradientTransformation = make(
-            "optimizer", options, None, self.clip_norm, None
-        )
+        transform: optax.GradientTransformation = make("optimizer", options, self.clip_norm)
         return transform
 
     def init(self, params: PyTree) -> PyTree:
@@ -306,9 +226,9 @@ def make(section: str, options: JsonObject, *args: Any) -> Any:
     """The part that a section names, from its function.
 
     Args:
-      section: one of `SECTIONS`.
+      section: one of `SECTIONS` that takes users' functions.
       options: the section's keys; `name` is removed from them.
-      *args: bam's arguments, see the table at the top.
+      *args: bam's arguments, see `bam.part_table`.
 
     Raises:
       InputError: for an unknown name, options that the function does not take, or a result that
@@ -324,6 +244,6 @@ def make(section: str, options: JsonObject, *args: Any) -> Any:
     if missing := [x for x in SECTIONS[section].returned if not hasattr(part, x)]:
         raise InputError(
             f"{section} {name} returns a {type(part).__name__}, without {', '.join(missing)}: see "
-            "the table in bam/training/parts.py"
+            "the table in bam/part_table.py"
         )
     return part

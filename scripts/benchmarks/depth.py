@@ -15,7 +15,7 @@ import optax
 from absl import flags
 
 import bam
-from bam import models, waits
+from bam import models, part_table, waits
 from bam.cli import console
 from bam.core import oracles
 from bam.errors import InputError
@@ -42,11 +42,9 @@ def reverse_over_reverse(loss_fn: oracles.LossFn, penalty: float) -> oracles.Ora
     return oracles.Oracle(lambda params, previous: params, jax.grad(objective))
 
 
-METHODS = {name: row for name, row in methods.METHODS.items() if methods.is_private(name)} | {
-    "bam_reverse": methods.Method(
-        reverse_over_reverse,
-        LABELS["bam_reverse"],
-        strength="penalty",
+METHODS = {name: row for name, row in part_table.METHODS.items() if methods.is_private(name)} | {
+    "bam_reverse": part_table.Part(
+        f"{__name__}:reverse_over_reverse", label=LABELS["bam_reverse"], strength="penalty"
     )
 }
 STYLES = plot.STYLES | {"bam_reverse": {"color": "#009E73", "linestyle": ":"}}

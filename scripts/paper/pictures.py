@@ -22,6 +22,7 @@ import numpy as np
 from PIL import Image
 
 from bam.cli import console
+from bam.part_table import METHODS
 from bam.sweep import plot
 from bam.sweep.plot import log_axis, plt
 from bam.training import methods
@@ -284,11 +285,11 @@ def _looks(names: Sequence[str]) -> dict[str, Any]:
     sections: dict[str, Any] = {}  # as a config's `method`
     for name in names:
         label, _, strength = name.partition(", ")
-        [key] = (x for x, method in methods.METHODS.items() if method.label == label)
+        [key] = (x for x, method in METHODS.items() if method.label == label)
         sections[name] = {"name": key, "mix": 1.0}
-        if methods.METHODS[key].strength:
+        if METHODS[key].strength:
             value = float(strength.partition(" = ")[2] or 0)
-            sections[name][methods.METHODS[key].strength] = value
+            sections[name][METHODS[key].strength] = value
     styles = plot.styles([*sections.values()])
     return {name: styles[methods.full_label(section)] for name, section in sections.items()}
 
