@@ -12,6 +12,7 @@ Accuracy, %, mean ± SD of 3 seeds in the paper:
   10   40.3 ± 0.21     40.1 ± 0.19     40.8 ± 0.06   not run
 
 It differs from CIFAR-10 in λ for BAM (Table 2) and in ScaleNorm, as in the authors' code.
+There is no config with WRN-16-4, because the paper trains it on ImageNet32 alone (Table 2).
 """
 
 from ml_collections import ConfigDict
