@@ -56,8 +56,8 @@ def diverging(trainer, number=np.nan):
     """A trainer whose weights are `number` after every step."""
     fill = lambda tree: jax.tree.map(lambda x: jnp.full_like(x, number), tree)  # noqa: E731
 
-    def step(state, *rows):
-        state = trainer.step(state, *rows)
+    def step(state, batch):
+        state = trainer.step(state, batch)
         return state._replace(params=fill(state.params), averaged=fill(state.averaged))
 
     return with_step(trainer, step)
@@ -98,6 +98,18 @@ def last_state(workdir, trainer):
     return checkpoint.restore(newest(workdir), trainer.init(0))
 
 
+def with_noise(state, noise):
+    """The state with another state of its noise."""
+    privatize = state.private.privatize._replace(noise=noise)
+    return state._replace(private=state.private._replace(privatize=privatize))
+
+
+def after(state, num_steps):
+    """The state as if it had seen so many steps."""
+    noise = state.private.privatize.noise
+    return with_noise(state, noise._replace(step=jnp.asarray(num_steps, noise.step.dtype)))
+
+
 def write_run(workdir, experiment, state):
     """The files of a finished run without a seed, whose last state is given."""
     plan, facts = experiment.record, {"test_accuracy": 0.5, "seconds": 1.0}
@@ -134,7 +146,7 @@ def run_on(folder, data="drawn", **features):
     config.dataset.path = ""
     config.features.update({"cache": str(folder / "kept"), **features} if features else {})
     experiment = loop.build(config)
-    state = experiment.init(0)._replace(step=jnp.ones((), jnp.int32))
+    state = after(experiment.init(0), 1)
     moved = jax.tree.map(
         lambda x: x + jax.random.normal(jax.random.key(x.size), x.shape) / 10, state.averaged
     )

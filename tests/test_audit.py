@@ -11,13 +11,15 @@ from scipy import stats
 
 from bam.audit import canary, checks, whole_run
 from bam.audit.audited import with_step
-from bam.core import privatize, pytree, sampling
+from bam.core import private_mean, pytree, sampling
 from bam.core.clipping import Bound, BoundedTransformation, clip_by_l2_norm
 from bam.core.noise import with_new_key
 from bam.privacy import tradeoff
+from bam.privacy.private_gradient import batch_of
 from bam.privacy.run import PrivateRun
-from bam.training import loop, trainer
+from bam.training import examples, loop, trainer
 from bam.training import step as steps
+from tests import runs
 from tests.audits import canary_config
 from tests.cases import assert_same_bits
 
@@ -116,7 +118,7 @@ def test_only_a_private_run_whose_noise_can_be_read_is_recorded():
 def test_an_audited_run_is_the_same_but_for_its_step_and_compiles_nothing_ahead():
     built, batches = build(num_steps=3), []
 
-    def step(state, data, batch):
+    def step(state, batch):
         batches.append(batch)
         return state
 
@@ -135,16 +137,19 @@ def test_an_audited_run_is_the_same_but_for_its_step_and_compiles_nothing_ahead(
 
 def caught(built, *seeds, cut=0):
     """The names of the checks that runs fail by far."""
-    runs = [whole_run.record(built, seed, cut) for seed in seeds or (0,)]
-    return checks.failures(whole_run.p_values(built, runs), level=1e-9)
+    recorded = [whole_run.record(built, seed, cut) for seed in seeds or (0,)]
+    return checks.failures(whole_run.p_values(built, recorded), level=1e-9)
 
 
 def given(change):
-    """An experiment whose step is given `change(state, batch)`."""
+    """An experiment whose step is given `change(noise, mask)`, past the check of its batch."""
 
-    def step(state, data, batch):
-        state, batch = change(state, batch)
-        return right().step(state, data, batch)
+    def step(state, batch):
+        num_taken, tag = int(state.step), np.asarray(state.private.tag)
+        noise, mask = change(state.private.privatize.noise, batch.mask)
+        batch = batch_of(batch.examples, mask, int(noise.step) + 1, tag)
+        state = right().step(runs.with_noise(state, noise), batch)
+        return runs.after(state, num_taken + 1)
 
     return with_step(right(), step)
 
@@ -205,32 +210,31 @@ def test_noise_that_is_wrong_is_caught_by_name(fault):
 
 
 def test_a_noise_key_used_again_after_fifty_steps_is_caught():
-    def change(state, batch):
-        return state._replace(noise=state.private.privatize.noise._replace(step=state.private.privatize.noise.step % 50)), batch
+    def change(noise, mask):
+        return noise._replace(step=noise.step % 50), mask
 
     assert "steps" in caught(given(change))
 
 
 def test_noise_that_begins_anew_on_resume_is_caught():
-    def change(state, batch):
-        start = state.private.privatize.noise._replace(step=state.private.privatize.noise.step * (int(state.step) != CUT))
-        return state._replace(noise=start), batch
+    def change(noise, mask):
+        return noise._replace(step=noise.step - CUT * (noise.step >= CUT)), mask
 
     assert caught(given(change), cut=CUT) == ["steps"]
 
 
 def test_resuming_with_the_saved_key_of_a_run_without_a_seed_is_caught():
-    def change(state, batch):
-        if int(state.step) >= CUT:
-            state = state._replace(noise=with_new_key(state.private.privatize.noise, jnp.full(8, 7, jnp.uint32)))
-        return state, batch
+    def change(noise, mask):
+        if noise.step >= CUT:
+            noise = with_new_key(noise, jnp.full(8, 7, jnp.uint32))
+        return noise, mask
 
     assert caught(given(change), None, None, cut=CUT) == ["steps"]
 
 
 def test_padding_rows_that_take_part_are_caught_in_a_whole_run():
-    def change(state, batch):
-        return state, batch._replace(mask=np.ones_like(batch.mask))
+    def change(noise, mask):
+        return noise, np.ones_like(mask)
 
     assert "mean of an entry" in caught(given(change))
 
@@ -241,7 +245,7 @@ def test_sampling_that_begins_anew_on_resume_is_caught(monkeypatch, first=17):
     def restarted(seed, step, *arguments):
         return right_one(seed, step if step <= CUT else step - CUT + first, *arguments)
 
-    monkeypatch.setattr(duration.sampling, "poisson_sample", restarted)
+    monkeypatch.setattr(sampling, "poisson_sample", restarted)
     assert caught(right(), cut=CUT) == ["batch pairs"]
 
 
@@ -253,7 +257,7 @@ def test_two_runs_without_a_seed_that_draw_the_same_batches_are_caught(monkeypat
 def plant_sampling(monkeypatch, change):
     rng = np.random.default_rng(0)
     monkeypatch.setattr(
-        loop.sampling, "poisson_sample", lambda seed, step, n, q: np.sort(change(rng, step, n, q))
+        sampling, "poisson_sample", lambda seed, step, n, q: np.sort(change(rng, step, n, q))
     )
 
 
@@ -290,9 +294,9 @@ def test_examples_that_are_drawn_together_are_caught(monkeypatch):
 
 def plant_noise(monkeypatch, change):
     """Makes the experiment's noise go wrong."""
-    right = privatize.advance_noise
+    right = private_mean.advance_noise
     planted = lambda state, sigma, s, strategy: change(right, state, sigma, s)  # noqa: E731
-    monkeypatch.setattr(privatize, "advance_noise", planted)
+    monkeypatch.setattr(private_mean, "advance_noise", planted)
 
 
 def test_noise_too_small_by_the_root_of_two_is_caught(monkeypatch):
@@ -307,13 +311,16 @@ def test_noise_scaled_to_the_mean_is_caught(monkeypatch):
 
 
 def test_a_noise_key_used_twice_is_caught(monkeypatch):
-    plant_noise(monkeypatch, lambda right, state, sigma, s: (right(state, sigma, s)[0], state))
+    def first(right, state, sigma, s):
+        return right(state._replace(step=0), sigma, s)[0], right(state, sigma, s)[1]
+
+    plant_noise(monkeypatch, first)
     assert "steps" in caught(build(num_steps=20))
 
 
 @pytest.mark.slow
 def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
-    right = privatize.per_example_sum
+    right = private_mean.per_example_sum
 
     def per_view(grad_fn, params, batch, *, bound, **options):
         def sum_of_clipped(params, index):  # the views of the canary are all alike
@@ -326,22 +333,25 @@ def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
 
     assert epsilon_lower(WHOLE, 60, views=4) <= 4.0
     declared = 4.0
-    monkeypatch.setattr(privatize, "per_example_sum", per_view)
+    monkeypatch.setattr(private_mean, "per_example_sum", per_view)
     assert epsilon_lower(WHOLE, 60, views=4) > 4.0
     declared = 1.0  # as the plan has it: nothing is left of the canary
-    monkeypatch.setattr(privatize, "per_example_sum", per_view)
+    monkeypatch.setattr(private_mean, "per_example_sum", per_view)
     assert epsilon_lower(WHOLE, 60, views=4) < 1.0
 
 
 def test_padding_rows_that_leak_are_caught(monkeypatch):
-    right = privatize.per_example_sum
+    right, rows_at = private_mean.per_example_sum, examples.rows_at
 
-    def leaky(grad_fn, params, rows, *, mask, **options):
-        (indices, places), mask = rows, jnp.ones_like(mask)
-        leaked = (jnp.where(indices < sampling.PADDING, indices, canary.CANARY), places)
-        return right(grad_fn, params, leaked, mask=mask, **options)
+    def leaky(*given, mask, **options):
+        return right(*given, mask=jnp.ones_like(mask), **options)
 
-    monkeypatch.setattr(privatize, "per_example_sum", leaky)
+    def leaked(split, indices, mesh):
+        rows = np.where(indices == sampling.PADDING, canary.CANARY, indices)
+        return rows_at(split, rows.astype(np.int32), mesh)
+
+    monkeypatch.setattr(private_mean, "per_example_sum", leaky)
+    monkeypatch.setattr(examples, "rows_at", leaked)
     assert epsilon_lower(SAMPLED, 60) > 4.0
 
 

@@ -88,27 +88,28 @@ def config_of(**changes):
 
 def test_a_step_sees_views_and_mixtures_of_each_example_alone():
     built = loop.build(config_of())
-    state, split = built.init(0), built.place(built.dataset.train)
-    at = examples.example_at(built.parts.inputs, split, state.step)
-    key = jax.random.key(3)
-    row = lambda index: (jnp.int32(index), jnp.int32(7))  # noqa: E731 (at one place)
-    one = at(key, row(4))
+    state, split, key = built.init(0), built.dataset.train, jax.random.key(3)
+    at = examples.example_of(built.parts.inputs, key, state.step)
+
+    def row(index, place=7, split=split):
+        rows = examples.rows_at(split, np.array([index]), None)
+        return {name: x[0] for name, x in rows.items()} | {"place": jnp.int32(place)}
+
+    one = at(row(4))
     assert one["image"].shape == (5, 8, 8, 1)
     without = config_of(**{"augment.mixtures": 0})
-    plain = examples.example_at(examples.inputs_of(without, built.dataset), split, state.step)(
-        key, row(4)
-    )
+    inputs = examples.inputs_of(without, built.dataset)
+    plain = examples.example_of(inputs, key, state.step)(row(4))
     np.testing.assert_array_equal(one["image"][:2], plain["image"])  # as they were
     # The control: another example, elsewhere in the data, changes nothing of it.
-    other = split._replace(images=split.images.at[5].set(7))
-    again = examples.example_at(built.parts.inputs, other, state.step)
-    np.testing.assert_array_equal(again(key, row(4))["image"], one["image"])
-    assert np.abs(again(key, row(5))["image"] - at(key, row(5))["image"]).max() > 0
+    other, same = (split._replace(images=split.images.copy()) for _ in range(2))
+    other.images[5] = 7
+    np.testing.assert_array_equal(at(row(4, split=other))["image"], one["image"])
+    assert np.abs(at(row(5, split=other))["image"] - at(row(5))["image"]).max() > 0
     # Views belong to the place, not to the row's number; test_neighbouring_datasets.py needs it.
-    same = split._replace(images=split.images.at[8].set(split.images[4]))
-    moved = examples.example_at(built.parts.inputs, same, state.step)
-    np.testing.assert_array_equal(moved(key, row(8))["image"], one["image"])
-    assert np.abs(at(key, (jnp.int32(4), jnp.int32(8)))["image"] - one["image"]).max() > 0
+    same.images[8] = split.images[4]
+    np.testing.assert_array_equal(at(row(8, split=same))["image"], one["image"])
+    assert np.abs(at(row(4, place=8))["image"] - one["image"]).max() > 0
     loss = built.parts.model.loss(state.params, one)
     each = [built.parts.model.loss(state.params, one | {"image": x[None]}) for x in one["image"]]
     assert loss == pytest.approx(np.mean(each), rel=1e-5)

@@ -162,7 +162,7 @@ def test_a_run_is_the_same_on_any_number_of_devices(method, num_devices):
     assert result.summary["num_devices"] == num_devices
     assert_same_bits(result.state.params, one.state.params)
     assert_same_bits(  # the same noise: key and count
-        jax.tree.map(_as_data, result.state.private.privatize.noise), jax.tree.map(_as_data, one.state.private.privatize.noise)
+        jax.tree.map(_as_data, result.state.private), jax.tree.map(_as_data, one.state.private)
     )
     assert [r["epsilon"] for r in result.rows] == [r["epsilon"] for r in one.rows]
     for leaf in jax.tree.leaves(result.state.params):

@@ -273,7 +273,8 @@ def test_an_image_whose_loss_is_not_a_number_is_wrong_and_no_other_is():
     data = data_of(SEVERAL[:, 0], 2)
     built = loop.build(config_of("cross_entropy"), data)
     params = built.init(0).params
-    right = [int(built.score_images(params, *(x[i : i + 1] for x in data.test))[0]) for i in range(40)]
+    ones = [tuple(x[i : i + 1] for x in data.test) for i in range(40)]
+    right = [int(built.score_images(params, *one)[0]) for one in ones]
     missing = right.index(1)
     images = data.test.images.copy()
     images[missing, 0, 0] = np.nan

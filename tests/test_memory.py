@@ -13,6 +13,7 @@ import pytest
 from bam import memory
 from bam.audit import canary
 from bam.cli import main
+from bam.core import sampling
 from bam.data import common, datasets
 from bam.errors import InputError
 from bam.features import extraction
@@ -184,8 +185,8 @@ def step_bytes(size, method="dp_sgd"):
     """What a step takes."""
     config = tiny_digits(method, microbatch_size=size, num_steps=1)
     built = loop.build(config, hardware=jax.devices()[:1])
-    args = (built.init(0), *loop.Feed(built).nothing())
-    return memory.needs(built.step.__wrapped__, *args).num_bytes
+    state, nothing = built.init(0), sampling.pad(np.arange(0), built.plan.capacity, 0, 0)
+    return memory.needs(built.step.__wrapped__, state, built.batch(state, nothing)).num_bytes
 
 
 def advised(message):
@@ -298,12 +299,12 @@ def test_as_many_images_are_evaluated_at_once_as_fit(monkeypatch):
 
 def test_diagnostics_features_and_a_clip_norm_that_do_not_fit_are_refused(monkeypatch):
     built, digits = with_memory(monkeypatch, 2**40, 8), datasets.load("digits")
-    feed, state, rows = loop.Feed(built), built.init(0), np.arange(8)
+    state, rows = built.init(0), built.rows(np.arange(8))
     identity = lambda images: images + 1  # noqa: E731
     calls = {
         "measuring the clipping bias with microbatch_size=8 takes": lambda: dataclasses.replace(
             built
-        ).diagnose(state, feed.of(rows), rows),
+        ).diagnose(state, rows),
         "mapping 256 images to features takes": lambda: extraction.extract(digits, identity, {}),
         "a step of 128 images takes": lambda: clip_norm(digits, 1),
         "measuring norms takes": lambda: clip_norm(digits, 0),

@@ -15,7 +15,7 @@ import optax
 import pytest
 
 import bam
-from bam.core import clipping, noise, privatize
+from bam.core import clipping, noise, private_mean
 from bam.part_table import CLIPS, MECHANISMS, METHODS
 from bam.privacy import mechanisms, random_allocation, selection
 from bam.privacy.plan import Population, PrivacyPlan
@@ -203,7 +203,7 @@ WITHIN = {
         {"strategy": [1.0, 0.5]},
     ),
     "NoisedMean": Case(
-        privatize.NoisedMean, lambda by: (by, hash(by)),
+        private_mean.NoisedMean, lambda by: (by, hash(by)),
         {
             **{"noise_multiplier": (1.0, 2.0), "expected_batch_size": (4.0, 1.0)},
             "strategy": ((1.0, 0.5), (1.0, 0.25)),

@@ -21,7 +21,6 @@ from bam.privacy import accounting, pld, statement, tradeoff
 from bam.privacy.mechanisms import ADJACENCIES
 from bam.privacy.plan import Population
 from bam.training import examples, loop
-from bam.training.loop import Feed
 from configs import digits
 from tests.cases import recomputed, thoroughly, without_mu
 
@@ -64,6 +63,11 @@ def data_of(num_rows, streamed=False):
     return Dataset("mine", Split(images, LABELS[:num_rows]), test, 10, ones, ones)
 
 
+def first_rows(built, batch_of):
+    rows = examples.Rows(built.dataset.train, built.plan, built.mesh)
+    return next(rows.read(batch_of, range(1, 2)))
+
+
 def structure(folder):
     """The files of a run, with the keys of its records."""
     found = {}
@@ -87,7 +91,7 @@ def trained(num_rows, folder, streamed=False, **changes):
 
     batch_of = lambda step: built.plan.batch(0, step)  # noqa: E731
     shapes = [
-        jax.tree.map(jnp.shape, next(Feed(built).batches(batch_of, range(1, 2)))),
+        jax.tree.map(jnp.shape, first_rows(built, batch_of)),
         jax.eval_shape(lambda: built.init(0)),
     ]
     jax.clear_caches()
@@ -125,12 +129,13 @@ def test_without_a_public_number_one_row_changes_the_plan():
 def test_empty_places_add_nothing_and_rows_are_drawn_as_by_a_plan_of_all_places():
     built = loop.build(config_of(num_examples=1300), data_of(1200))
     whole = built.plan.batch(3, 1)
-    _, batch = next(Feed(built).batches(lambda step: whole, range(1, 2)))
+    rows, mask = first_rows(built, lambda step: whole)
+    indices = np.asarray(rows["row"])
     empty = np.asarray(whole.mask) & (np.asarray(whole.indices) >= 1200)
     assert empty.any()  # else nothing was tested
-    assert np.array_equal(batch.mask, whole.mask & ~empty)
-    assert np.array_equal(batch.indices[batch.mask], whole.indices[batch.mask])
-    assert set(batch.indices[~batch.mask].tolist()) == {sampling.PADDING}
+    assert np.array_equal(mask, whole.mask & ~empty)
+    assert np.array_equal(indices[mask], whole.indices[mask])
+    assert set(indices[~mask].tolist()) == {sampling.PADDING}
 
 
 VIEWS = {"augment.views": 2, "augment.shift": 2, "augment.flip": "horizontal"}
@@ -143,8 +148,8 @@ def moved_by_removing_row_0(is_drawn, users, monkeypatch, by_number=False):
     with config.unlocked():
         config.method = ConfigDict({"name": "examples.random_smoothing:oracle", "radius": 0.5})
     if by_number:  # the control: views and the oracle's key follow the row's number
-        rows = lambda inputs, split, indices: (jnp.asarray(indices),) * 2  # noqa: E731
-        monkeypatch.setattr(examples, "rows", rows)
+        numbered = lambda rows: rows | {"place": rows["row"]}  # noqa: E731
+        monkeypatch.setattr(examples, "with_places", numbered)
     drawn = np.concatenate([[0] * is_drawn, 2 * np.arange(1, 40)]).astype(np.int32)
     places = RNG.permutation(60)[: len(drawn)]
     gradients = []
@@ -157,7 +162,8 @@ def moved_by_removing_row_0(is_drawn, users, monkeypatch, by_number=False):
         indices = np.full(60, sampling.PADDING, np.int32)
         indices[places] = np.where(drawn >= removed, drawn - removed, sampling.PADDING)
         batch = sampling.PaddedBatch(indices, indices != sampling.PADDING)
-        state = built.step(built.init(0), built.place(built.dataset.train), batch)
+        state = built.init(0)
+        state = built.step(state, built.batch(state, batch))
         gradients.append(state.private.previous)
     difference = jax.tree.map(lambda a, b: a - b, *gradients)
     moved: float = 30 * float(optax.tree.norm(difference)) / built.sensitivity

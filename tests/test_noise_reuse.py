@@ -25,7 +25,7 @@ from jax.tree_util import Partial
 import bam
 from bam import files, provenance
 from bam.core import forks, privatize, pytree, seeds
-from bam.privacy import ledger, private_training, run
+from bam.privacy import clip_words, ledger, run
 from tests import cases
 from tests.own_loop import DATA, PLAN, begin, resume, take
 from tests.run_folder import contents, header_of, newest, rewrite_header
@@ -521,10 +521,10 @@ def test_clips_of_other_numbers_or_names_have_other_words_without_addresses():
         *(own(Counter().update), own(Counter().update, Counter())),
         *(own(functools.partial(scaled_tanh, x)) for x in (1.0, 2.0)),
     ]
-    words = [private_training.in_words(clip) for clip in clips]
+    words = [clip_words.in_words(clip) for clip in clips]
     assert len(set(words)) == len(words) and "0x" not in "".join(words)
     assert words[0] == "bam.core.clipping.ClipByL2Norm(clip_norm=1.0)"
-    again = private_training.in_words(own(Counter().update, Counter()))
+    again = clip_words.in_words(own(Counter().update, Counter()))
     assert again == words[9] and "Counter" in again
     for one, other in (  # the same clip
         (bam.clip_by_l2_norm(jnp.float32(1)), bam.clip_by_l2_norm(1.0)),
@@ -532,14 +532,14 @@ def test_clips_of_other_numbers_or_names_have_other_words_without_addresses():
         (of_numbers(np.ones(2000, np.float32)), of_numbers(jnp.ones(2000))),
         (own(Known(0.5).update), own(Known(np.float64(0.5)).update)),
     ):
-        assert private_training.in_words(one) == private_training.in_words(other)
+        assert clip_words.in_words(one) == clip_words.in_words(other)
     large = np.ones(2000, np.float32)
     large[1000] = 2
     for one, other in (
         (of_numbers(large), of_numbers(np.ones(2000, np.float32))),
         (own(Known(0.5).update), own(Known(0.25).update)),
     ):
-        words = [private_training.in_words(x) for x in (one, other)]
+        words = [clip_words.in_words(x) for x in (one, other)]
         assert words[0] != words[1] and max(map(len, words)) < 300
 
 
@@ -705,7 +705,7 @@ def test_equal_keys_are_refused_where_vmap_shows_them_and_give_nan_elsewhere():
     refused(TWICE, update, rows, state)
     assert np.isnan(jax.jit(update)(rows, state)).all()
     assert np.isfinite(jax.jit(jax.vmap(total))(weights, keys(2))).all()  # the controls
-    steps = state._replace(noise=state.private.privatize.noise._replace(step=jnp.arange(2)))
+    steps = state._replace(noise=state.noise._replace(step=jnp.arange(2)))
     assert (
         np.isfinite(update(rows, steps)).all() and np.isfinite(jax.jit(update)(rows, steps)).all()
     )

@@ -44,21 +44,21 @@ def test_noise_that_is_too_small_is_caught_by_one_run():
 
 
 def test_a_canary_is_an_entry_of_its_own_of_norm_s():
-    state, data = built().init(0), jax.device_put(built().dataset.train)
+    state = built().init(0)
     entries = one_run.entries_of(built().num_params, NUM_CANARIES)
     expected = np.zeros(built().num_params)
     expected[entries[5:]] = built().sensitivity
     rows = sampling.pad(REAL + 5 + np.arange(NUM_CANARIES - 5), built().plan.capacity, 0, 0)
-    found = whole_run.sum_of_clipped(built(), state, data, rows)
+    found = whole_run.sum_of_clipped(built(), state, built().batch(state, rows))
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def test_a_canary_takes_part_if_and_only_if_its_coin_says_so():
     seen = []
 
-    def step(state, data, batch):
-        seen.append(np.sort(batch.indices[batch.mask]))
-        return built().step(state, data, batch)
+    def step(state, batch):
+        seen.append(np.sort(np.asarray(batch.examples["row"])[batch.mask]))
+        return built().step(state, batch)
 
     watched = with_step(built(), step)
     found = one_run.run(watched, NUM_CANARIES, seed=0)

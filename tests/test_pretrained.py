@@ -97,8 +97,8 @@ def test_gradient_norm_and_noise_are_those_of_the_trained_part_alone(of_head, gi
     run = whole_run.record(of_head, 0)
     assert run.noise.shape == (3, 15)
     assert 0.6 < np.std(run.noise) < 1.4
-    state, data = of_head.init(0), of_head.place(of_head.dataset.train)
-    own, _ = of_head.means(state, data, np.arange(8, dtype=np.int32))
+    state = of_head.init(0)
+    own, _ = of_head.mean_gradients(state, of_head.rows(np.arange(8)))
     images = datasets.prepare(of_head.dataset, of_head.dataset.train.images[:8])
     examples = {"image": images[:, None], "label": jnp.asarray(of_head.dataset.train.labels[:8])}
     params = finetune.merge(state.params, state.frozen)

@@ -18,6 +18,7 @@ from bam.privacy import accounting, mechanisms, processes
 from bam.privacy import random_allocation as accountant
 from bam.privacy.random_allocation import epsilon_of_random_allocation
 from bam.privacy.run import PrivateRun
+from bam.training import loop
 from tests.audits import NUM_CANARIES, canary_config, one_run_config
 from tests.cases import mostly
 

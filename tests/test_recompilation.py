@@ -138,11 +138,11 @@ def trained(case, changes, seed=0):
                 config[section][key.partition(".")[2]] = options[key]
     config.update_from_flattened_dict(options)
     run = loop.build(config, DATA)
-    state, train = run.init(seed), run.place(DATA.train)
+    state = run.init(seed)
     for step in (1, 2):
-        state = run.step(state, train, run.plan.batch(seed, step))
+        state = run.step(state, run.batch(state, run.plan.batch(seed, step)))
     params = finetune.merge(state.averaged, state.frozen)
-    judged = run.evaluate(params, DATA.test.images, DATA.test.labels)
+    judged = run.score_images(params, DATA.test.images, DATA.test.labels)
     return jax.device_get((state._replace(augment_key=()), judged))
 
 

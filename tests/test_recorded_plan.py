@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from bam import files
+from bam.privacy import run
 from bam.privacy.plan import PrivacyPlan, make_plan
-from bam.training import loop, rundir, trainer
+from bam.training import loop
 from tests.cases import assert_same_bits, mostly, run_command, stop_after, tiny_digits
 from tests.run_folder import contents
 
@@ -28,9 +29,8 @@ def stop(experiment, workdir, seed=None):
 
 
 def resume(workdir, seed=None, config=None, dataset=None, **options):
-    config = config or tiny()
-    plan = rundir.recorded_plan(workdir, config)
-    return loop.train(loop.build(config, dataset, plan=plan), seed, workdir, **options)
+    built = loop.build(config or tiny(), dataset, folder=workdir)
+    return loop.train(built, seed, workdir, **options)
 
 
 @pytest.fixture(scope="module")
@@ -52,14 +52,14 @@ CHANGED = {"last bit": 1 + 2**-52, "looser": 1.01}
 @functools.cache
 def with_another_version(changed):
     """The experiment as it was built when the accountant chose another σ."""
-    chosen = trainer.make_plan
+    chosen = run.make_plan
 
     def make_plan(**given):
         plan = chosen(**given)
         return dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * CHANGED[changed])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer, "make_plan", make_plan)
+        patch.setattr(run, "make_plan", make_plan)
         return loop.build(tiny())
 
 
@@ -136,7 +136,7 @@ def test_a_plan_that_was_edited_is_refused_before_any_step(
 def test_a_plan_without_its_numbers_is_refused(now, tmp_path, values):
     files.write_json(tmp_path / "plan.json", now.plan.to_json() | values)
     with pytest.raises(ValueError, match=r"plan\.json: .*choose another folder"):
-        rundir.recorded_plan(tmp_path, tiny())
+        loop.build(tiny(), folder=tmp_path)
 
 
 def test_a_run_on_another_number_of_examples_is_refused(now, stopped, tmp_path):

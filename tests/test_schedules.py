@@ -60,9 +60,10 @@ def test_another_rate_of_a_schedule_compiles_nothing():
     def step(rate, **changes):
         changes |= {"optimizer.schedule": "cosine", "optimizer.learning_rate": rate}
         built = build(**changes)
-        train = built.place(built.dataset.train)
+        state = built.init(0)
+        batch = built.batch(state, built.plan.batch(0, 1))
         before = len(count)
-        state = built.step(built.init(0), train, built.plan.batch(0, 1))
+        state = built.step(state, batch)
         return jax.tree.leaves(state.params), len(count) - before
 
     first, _ = step(0.1)

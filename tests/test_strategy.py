@@ -402,7 +402,7 @@ def test_real_runs_have_the_noise_and_the_batches_of_the_plan(audited):
 def test_noise_that_is_not_correlated_as_planned_is_caught(audited, monkeypatch):
     right = noise.advance_noise
     monkeypatch.setattr(
-        "bam.core.privatize.advance_noise",
+        "bam.core.private_mean.advance_noise",
         lambda state, sigma, s, c: right(state, sigma, s, (1.0,) + (0.0,) * (len(c) - 1)),
     )
     wrong = loop.build(audited.config, audited.dataset)

@@ -17,8 +17,7 @@ from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.features import extraction
 from bam.images import importing, listing
-from bam.training import loading, loop
-from bam.training.loop import Feed
+from bam.training import examples, loading, loop
 from configs import digits
 from scripts.benchmarks import ahead
 from tests import prepared_folder
@@ -70,13 +69,16 @@ def test_batches_are_those_in_memory_to_the_bit_and_nothing_else_is_read(data, c
     assert streamed.dataset.train.images.shape == in_memory.dataset.train.images.shape
     train = in_memory.dataset.train
     batch_of = lambda step: in_memory.plan.batch(3, step)  # noqa: E731
-    given = {x: list(Feed(x).batches(batch_of, range(1, 5))) for x in (in_memory, streamed)}
-    for (_, expected), (found, batch) in zip(*given.values(), strict=True):
-        jax.tree.map(np.testing.assert_array_equal, batch, expected)
-        for mine, all_rows in zip(found, train, strict=True):
-            rows = np.asarray(mine).reshape(len(mine), *all_rows.shape[1:])
-            np.testing.assert_array_equal(rows[batch.mask], all_rows[batch.indices[batch.mask]])
-            assert not rows[~batch.mask].any()
+    given = [
+        examples.Rows(x.dataset.train, x.plan, x.mesh).read(batch_of, range(1, 5))
+        for x in (in_memory, streamed)
+    ]
+    for expected, (read, mask) in zip(*given, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, (read, mask), expected)
+        for name, all_rows in (("image", train.images), ("label", train.labels)):
+            rows = np.asarray(read[name]).reshape(len(mask), *all_rows.shape[1:])
+            np.testing.assert_array_equal(rows[mask], all_rows[np.asarray(read["row"])[mask]])
+            assert not rows[~mask].any()
     for a, b in zip(streamed.dataset.test, in_memory.dataset.test, strict=True):
         np.testing.assert_array_equal(a[:], b)
 

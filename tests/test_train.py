@@ -21,14 +21,16 @@ from bam.audit.audited import with_step
 from bam.core import oracles, sampling
 from bam.core.seeds import JAX_LABELS, KEY_LABELS, host_key, seeded_key
 from bam.part_table import USERS_OWN
+from bam.privacy import private_gradient
 from bam.privacy.plan import BudgetExhaustedError
 from bam.training import config as base
-from bam.training import keys, loading, loop, parts, rundir, trainer
+from bam.training import duration, keys, loading, loop, parts, rundir, trainer
 from configs import digits
 from tests import runs
 from tests.cases import mostly, refused, tiny_digits
 from tests.run_folder import saved_steps
 
+PLAIN = private_gradient.PlainGradient
 PRIVATE_METHODS = ("dp_sgd", "dp_sat", "bam_sam", "bam_exact")
 
 
@@ -44,6 +46,10 @@ def experiment():
 def learned(method):
     """A run of enough steps to learn digits."""
     return loop.train(loop.build(tiny_digits(method, num_steps=25, epsilon=8.0)), seed=0)
+
+
+def with_gradient(parts, **changes):
+    return dataclasses.replace(parts, gradient=dataclasses.replace(parts.gradient, **changes))
 
 
 def flat(tree):
@@ -94,7 +100,7 @@ def test_a_trainer_of_one_plan_with_the_noise_of_another_is_refused(experiment):
         dataclasses.replace(experiment, plan=plan)
     # The control: with that noise, or with the same noise in a plan that differs elsewhere.
     mean = dataclasses.replace(experiment.parts.gradient.mean, noise_multiplier=9.0)
-    parts = dataclasses.replace(experiment.parts, mean=mean)
+    parts = with_gradient(experiment.parts, mean=mean)
     assert dataclasses.replace(experiment, plan=plan, parts=parts).record["noise_multiplier"] == 9.0
     dataclasses.replace(experiment, plan=dataclasses.replace(experiment.plan, spare_steps=1))
 
@@ -102,11 +108,12 @@ def test_a_trainer_of_one_plan_with_the_noise_of_another_is_refused(experiment):
 def test_a_trainer_of_one_config_or_data_with_the_parts_of_another_is_refused(experiment):
     config = experiment.config.copy_and_resolve_references()
     config.ema_decay, dataset = 0.123, experiment.dataset._replace(mean=np.float32(0.123))
+    facts = {x.name: getattr(experiment.parts.gradient, x.name) for x in dataclasses.fields(PLAIN)}
     for changed in (
         {"config": config},
-        {"dataset": dataset},
-        {"parts": dataclasses.replace(experiment.parts, microbatch_size=1)},
-        {"parts": dataclasses.replace(experiment.parts, is_private=False)},
+        {"listing": dataset},
+        {"parts": with_gradient(experiment.parts, microbatch_size=1)},
+        {"parts": dataclasses.replace(experiment.parts, gradient=PLAIN(**facts))},
     ):
         with pytest.raises(ValueError, match="the parts "):
             dataclasses.replace(experiment, **changed)
@@ -120,7 +127,7 @@ def test_one_step_equals_privatize_in_a_plain_optax_chain(experiment):
     start = jax.tree.map(jnp.copy, state.params)  # the step donates `state`
     rows = sampling.poisson_sample(3, 1, plan.num_examples, plan.sampling_prob)
     batch = sampling.pad(rows, experiment.plan.capacity, 0, 0)
-    after = experiment.step(state, dataset.train, batch)
+    after = experiment.step(state, experiment.batch(state, batch))
 
     module = models.create("linear", 10, 1)
     model = models.as_functions(module, (8, 8, 1))
@@ -159,7 +166,7 @@ def test_noise_through_a_whole_run_of_empty_batches_has_the_planned_size(experim
     releases = []
     for _ in range(8):
         before = flat(state.params)
-        state = experiment.step(state, experiment.dataset.train, empty)
+        state = experiment.step(state, experiment.batch(state, empty))
         releases.append(flat(state.params) - before)
     released = np.array(releases)
     planned = plan.noise_multiplier * experiment.clip_norm / plan.expected_batch_size
@@ -178,12 +185,11 @@ def test_noise_through_a_whole_run_of_empty_batches_has_the_planned_size(experim
 def test_dp_sat_ascends_along_the_last_private_gradient_only(experiment):
     dp_sat = loop.build(tiny_digits("dp_sat", method__radius=5.0, **STEEP))
     rows = sampling.pad(np.arange(200), experiment.plan.capacity, 0, 0)
-    one, one_plain = (e.step(e.init(0), e.dataset.train, rows) for e in (dp_sat, experiment))
+    step = lambda e, state: e.step(state, e.batch(state, rows))  # noqa: E731
+    one, one_plain = (step(e, e.init(0)) for e in (dp_sat, experiment))
     np.testing.assert_array_equal(flat(one.params), flat(one_plain.params))  # nothing to follow yet
     assert np.linalg.norm(flat(one.private.previous)) > 0
-    two, two_plain = (
-        e.step(s, e.dataset.train, rows) for e, s in ((dp_sat, one), (experiment, one_plain))
-    )
+    two, two_plain = step(dp_sat, one), step(experiment, one_plain)
     assert not np.allclose(flat(two.params), flat(two_plain.params))
 
 
@@ -195,16 +201,17 @@ def test_an_estimate_tells_the_fixed_part_of_a_step_from_that_of_its_examples(
     """A fake clock, so that no step is slow: each microbatch of 16 takes `of_round`."""
     built, clock, timings = loop.build(tiny_digits(method, microbatch_size=16)), 0.0, []
 
-    def step(state, on_device, batch):
+    def step(state, batch):
         nonlocal clock
-        timings.append(0.2 + of_round * duration.num_rounds(batch, 16, 1, method != "non_private"))
+        num_rounds = duration.num_rounds(batch.mask, 16, 1, method != "non_private")
+        timings.append(0.2 + of_round * num_rounds)
         clock += timings[-1]
         return state
 
     monkeypatch.setattr(duration.time, "perf_counter", lambda: clock)
     plan = built.plan
     batches = [sampling.pad(np.arange(256), plan.capacity, 3, number) for number in range(50)]
-    rounds = [duration.num_rounds(x, 16, 1, plan.private) for x in batches]
+    rounds = [duration.num_rounds(x.mask, 16, 1, plan.private) for x in batches]
     seconds = plan.training_steps * (0.2 + of_round * np.mean(rounds))
     estimate = duration.estimate_seconds(with_step(built, step))
     assert plan.expected_batch_size == 256 and min(rounds) >= 16
@@ -221,16 +228,17 @@ def test_places_behind_the_data_take_no_time_in_an_estimate(monkeypatch):
     config = tiny_digits(microbatch_size=16, num_examples=14370, expected_batch_size=256)
     built, clock, calls = loop.build(config), 0.0, 0
 
-    def step(state, on_device, batch):
+    def step(state, batch):
         nonlocal clock, calls
         calls += 1
-        clock += 0.2 * (10 if calls == 2 else 1) + 0.02 * duration.num_rounds(batch, 16, 1, True)
+        num_rounds = duration.num_rounds(batch.mask, 16, 1, True)
+        clock += 0.2 * (10 if calls == 2 else 1) + 0.02 * num_rounds
         return state
 
     monkeypatch.setattr(duration.time, "perf_counter", lambda: clock)
     num_drawn = round(256 * len(built.dataset.train.labels) / 14370)
     batches = [sampling.pad(np.arange(num_drawn), built.plan.capacity, 3, t) for t in range(50)]
-    rounds = np.mean([duration.num_rounds(x, 16, 1, True) for x in batches])
+    rounds = np.mean([duration.num_rounds(x.mask, 16, 1, True) for x in batches])
     assert num_drawn < 30 and rounds < 10
     estimate = duration.estimate_seconds(with_step(built, step))
     seconds = built.plan.training_steps * (0.2 + 0.02 * rounds)
@@ -248,18 +256,15 @@ def test_the_rounds_of_a_batch_are_those_that_its_step_runs(method, num_devices)
         jax.debug.callback(lambda _: seen.append(1), example["label"])
         return built.parts.loss(params, example)
 
-    watched = dataclasses.replace(
-        built,
-        parts=dataclasses.replace(built.parts, oracle=oracles.dp_sgd(counted), loss=counted),
-    )
-    feed = loop.Feed(watched)
+    parts = with_gradient(built.parts, oracle=oracles.dp_sgd(counted))
+    watched = dataclasses.replace(built, parts=dataclasses.replace(parts, loss=counted))
     for num_rows in (0, 1, 40, 256):
         batch = sampling.pad(np.arange(num_rows), built.plan.capacity, 0, num_rows)
         seen.clear()
-        state = watched.step(watched.init(0), feed.of(batch.indices), batch)
-        jax.block_until_ready(state)
+        state = watched.init(0)
+        jax.block_until_ready(watched.step(state, watched.batch(state, batch)))
         jax.effects_barrier()
-        rounds = duration.num_rounds(batch, 8, num_devices, built.plan.private)
+        rounds = duration.num_rounds(batch.mask, 8, num_devices, built.plan.private)
         # One device runs them all, others may run fewer.
         assert 8 * rounds <= len(seen) <= 8 * num_devices * rounds
         assert bool(rounds) == bool(num_rows)
@@ -310,8 +315,8 @@ def test_without_a_seed_randomness_is_new_each_time_and_the_noise_key_is_never_s
         loop.train(experiment, None, tmp_path, should_stop=lambda: next(steps, 9) == 1)
     assert saved_steps(tmp_path) == [1]
     saved = runs.last_state(tmp_path, experiment)
-    assert not saved.noise.key.any()
-    assert saved.noise.step == 1
+    assert not saved.private.privatize.noise.key.any()
+    assert saved.private.privatize.noise.step == 1
 
     result = loop.train(experiment, None, tmp_path)
     assert result.state.private.privatize.noise.key.any()
@@ -338,7 +343,7 @@ def test_averaged_weights_follow_the_warmed_up_moving_average(experiment):
     state = experiment.init(0)
     average = flat(state.params)
     for step in range(3):
-        state = experiment.step(state, experiment.dataset.train, rows)
+        state = experiment.step(state, experiment.batch(state, rows))
         decay = min(0.5, (1 + step) / (10 + step))
         average = decay * average + (1 - decay) * flat(state.params)
     np.testing.assert_allclose(flat(state.averaged), average, atol=1e-6)

@@ -9,7 +9,7 @@ from jax import monitoring
 from bam.cli import train
 from bam.cli.main import main
 from bam.training import config as base
-from bam.training import loop, tuning
+from bam.training import duration, loop, tuning
 from configs import digits, folder
 from tests.cases import assert_close, tiny_digits
 
@@ -139,7 +139,8 @@ def test_a_dry_run_times_sizes_if_it_is_asked_and_prints_the_flag_to_add(monkeyp
         return {1: 0.01, 8: 0.005}[size]
 
     monkeypatch.setattr(tuning, "_seconds", seconds)
-    monkeypatch.setattr(duration, "estimate_seconds", lambda trainer: duration.Estimate(60, 50, 80))
+    estimate = duration.Estimate(60, 50, 80)
+    monkeypatch.setattr(duration, "estimate_seconds", lambda trainer: estimate)
     assert main(DRY) == 0
     assert asked == [] and "microbatch_size" not in capsys.readouterr().out
     assert main([*DRY, "--tune"]) == 0

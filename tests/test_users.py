@@ -111,17 +111,17 @@ def test_with_one_example_each_a_run_is_the_ordinary_run_to_the_bit():
     assert_same_bits(*found)
     images, labels = of_users.dataset.train
     other = of_users.dataset._replace(train=datasets.Split(images, labels[::-1]))
-    wrong = with_step(dataclasses.replace(of_users, dataset=other), of_users.step)
+    wrong = with_step(dataclasses.replace(of_users, load=lambda: other), of_users.step)
     wrong = loop.train(wrong, seed=0)  # the control
     assert norm64(wrong.state.params) != norm64(found[0])
 
 
 def gradients(built, split=None, clipped=False):
     """Of each user alone, at the first weights."""
-    placed = built.place(split or built.dataset.train)
     state = built.init(0)
-    rows = [built.mean_gradients(state, placed, jnp.array([i]))[0] for i in range(built.plan.num_examples)]
-    return [jax.device_get(row.clipped if clipped else row.gradient) for row in rows]
+    rows = (built.rows(np.array([i]), split) for i in range(built.plan.num_examples))
+    means = [built.mean_gradients(state, row)[0] for row in rows]
+    return [jax.device_get(mean.clipped if clipped else mean.gradient) for mean in means]
 
 
 @functools.cache
@@ -248,9 +248,10 @@ def test_every_example_of_a_user_has_views_of_its_own():
     alike = IMAGES._replace(train=IMAGES.train._replace(images=same), users=np.repeat([0, 1], 6))
     config = config_of(size=6, **{"augment.views": 2, "augment.shift": 2})
     grouped = users.grouped(alike, 6)
-    placed = datasets.Split(*map(jnp.asarray, grouped.train))
-    made = examples.example_at(examples.inputs_of(config, grouped), placed, jnp.int32(0))
-    found = jax.jit(made)(jax.random.key(0), (jnp.int32(0), jnp.int32(1)))
+    rows = examples.rows_at(grouped.train, np.array([0]), None)
+    row = {name: x[0] for name, x in rows.items()} | {"place": jnp.int32(1)}
+    inputs = examples.inputs_of(config, grouped)
+    found = jax.jit(examples.example_of(inputs, jax.random.key(0), jnp.int32(0)))(row)
     like = examples.example_like(config, (4, 4, 1))
     assert {k: (x.shape, x.dtype) for k, x in found.items()} == {
         k: (x.shape, x.dtype) for k, x in like.items()

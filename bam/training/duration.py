@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+from jaxtyping import Bool
 
 from bam import waits
 from bam.core import sampling
@@ -63,7 +64,7 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
 
     # Padded at random, as in a run, which decides the number of rounds.
     whole = [sampling.pad(np.arange(most), plan.capacity, 0, step) for step in range(NUM_TIMED)]
-    rounds = [num_rounds(batch, size, num_devices, plan.private) for batch in whole]
+    rounds = [num_rounds(x.mask, size, num_devices, plan.private) for x in whole]
     timed(in_order(0))  # compiles
     fixed, with_one = min(timed(in_order(0)) for _ in range(3)), timed(in_order(1))
     of_round = max(0.0, with_one - fixed)
@@ -80,10 +81,11 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
     return Estimate(*(x * plan.training_steps for x in about))
 
 
-def num_rounds(batch: PaddedBatch, size: int, num_devices: int, is_private: bool) -> int:
+def num_rounds(
+    mask: Bool[np.ndarray, " rows"], size: int, num_devices: int, is_private: bool
+) -> int:
     """The number of microbatches that each device runs for a batch, as `bam.core.engine` does."""
-    empty = -len(batch.mask) % (size * num_devices)
-    microbatches = np.pad(np.asarray(batch.mask), (0, empty)).reshape(-1, size)
+    microbatches = np.pad(mask, (0, -len(mask) % (size * num_devices))).reshape(-1, size)
     if is_private:  # real rows move to the first microbatches, each at its place
         used = microbatches.sum(axis=0).max()
     else:
