@@ -161,6 +161,17 @@ def check_replaceable(path: Path) -> None:
         raise PermissionError(f"{path} cannot be written: it is not a regular file")
 
 
+def check_writable(file: str) -> None:
+    """OSError for a file ("": none) that cannot be written; called before any work."""
+    if not file:
+        return
+    folder = Path(file).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    check_replaceable(Path(file))
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{file} cannot be written")
+
+
 def to_disk(file: IO[Any]) -> None:
     """Returns when the content so far is on the disk, not in a buffer that a crash loses."""
     file.flush()

@@ -1,6 +1,6 @@
 """Waits: work that takes a while has a line in the log, which ends with its outcome.
 
-A log is a function of a line. The commands' log, `bam.cli.console.show`, is a `Screen`: it can draw
+A log is a function of a line. The commands' log, `bam.cli.screen.show`, is a `Screen`: it can draw
 an unfinished line. It gets the task, as `compiling the step …`, and then the outcome, as
 `compiling the step … 11 s, kept in the cache`. Any other log gets no line on waits.
 """

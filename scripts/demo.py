@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import files, tables
-from bam.cli import console
+from bam.cli import command
 from bam.files import JsonMapping, JsonObject
 from bam.sweep import plot
 from bam.sweep.comparison import Runs, Study
@@ -38,7 +38,7 @@ SETTINGS = Path(__file__).parents[1] / "docs/demo/settings.json"
 
 def main() -> None:
     """Trains and shows the entries."""
-    with console.one_line_errors():
+    with command.one_line_errors():
         workdir = Path(flags.FLAGS.workdir)
         print(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
         study = Study(chosen(), lambda name: next(iter(ENTRIES)))
@@ -96,4 +96,4 @@ def draw(rows: Sequence[JsonMapping], runs_by_entry: Runs, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    console.run(main, DEFAULTS)
+    command.run_script(main, DEFAULTS)

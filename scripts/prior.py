@@ -26,7 +26,7 @@ from absl import flags
 from jaxtyping import Array, Float, PyTree, UInt8
 
 from bam import files, provenance, waits
-from bam.cli import console
+from bam.cli import command, screen
 from bam.features.prior import LAYERS, PATCH, SHARES, SIDE, encoder, normalised, raw, squares
 from bam.features.scattering import inverse_root
 from scripts import drawn
@@ -48,7 +48,7 @@ def make(
     seed: int = 0,
 ) -> dict[str, Float[np.ndarray, "..."]]:
     """Weights by name, float16: the same bits for the same arguments on one machine."""
-    with waits.awaited(console.show, f"drawing {num_drawn} images"):
+    with waits.awaited(screen.show, f"drawing {num_drawn} images"):
         images, factors = drawn.drawn_images(num_drawn, seed)
     params = learned(images, factors, steps, seed)
     weights = {f"network/{name}": value for name, value in params.items()}
@@ -201,8 +201,8 @@ def whitening(
 
 def main() -> None:
     """Writes the file, and prints its SHA-256."""
-    with console.one_line_errors():
-        console.check_writable(_OUT.value)
+    with command.one_line_errors():
+        files.check_writable(_OUT.value)
         metadata = {"command": "python -m scripts.prior", "commit": provenance.git_commit()}
         content = safetensors.numpy.save(make(), metadata)
         files.write_bytes(Path(_OUT.value), content)
@@ -211,5 +211,5 @@ def main() -> None:
 
 if __name__ == "__main__":  # here, because a module that imports this one may define --out, too
     _OUT = flags.DEFINE_string("out", "", "safetensors file to write")
-    console.require("out")
-    console.run(main)
+    command.require("out")
+    command.run_script(main)

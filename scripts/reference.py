@@ -13,7 +13,7 @@ from pathlib import Path
 from absl import flags
 
 from bam import files
-from bam.cli import console, options
+from bam.cli import command, options
 from bam.part_table import SECTIONS
 from bam.training import named_configs, parts
 from bam.training.keys import KEYS
@@ -57,13 +57,13 @@ def keys() -> str:
 def commands() -> str:
     """All commands: purpose, examples and flags."""
     sections = []
-    for name, command in options.COMMANDS.items():
+    for name, row in options.COMMANDS.items():
         values = flags.FlagValues()
-        options.define(values, command.flags)
-        usage = "\n".join(re.findall(r"^bam .*(?:\n  +-.*)*", command.about, re.MULTILINE))
+        options.define(values, row.flags)
+        usage = "\n".join(re.findall(r"^bam .*(?:\n  +-.*)*", row.about, re.MULTILINE))
         usage = re.sub(" {3,}--", " \\\\\n  --", usage)
         rows = [(f"`--{x}`", as_code(values[x].default), readable(values[x].help)) for x in values]
-        heading = f"## bam {name}\n\n`bam {name}` {command.does}.\n\n```bash\n{usage}\n```\n\n"
+        heading = f"## bam {name}\n\n`bam {name}` {row.does}.\n\n```bash\n{usage}\n```\n\n"
         sections.append(heading + table(("flag", "default", "meaning"), *rows))
     return "\n".join(sections)
 
@@ -98,11 +98,11 @@ def tables() -> dict[str, dict[str, str]]:
 
 def main() -> None:
     """Rewrites the generated parts of the pages."""
-    with console.one_line_errors():
+    with command.one_line_errors():
         for page, texts in tables().items():
             text = Path(page).read_text(encoding="utf-8")
             files.write_text(Path(page), pages.fill(text, texts))
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

@@ -30,7 +30,9 @@ SHARED = {
     "bam.waits",
 }  # of every folder but the core; import each other alone
 # What any command line is made of, for the commands and for scripts.
-COMMAND_LINES = {"console", "main", "options", "screen"}
+COMMAND_LINES = {
+    *("command", "command_line", "jax_setup", "main", "options", "screen", "signals"),
+}
 
 
 def modules(*folders):
@@ -108,7 +110,7 @@ def test_a_folder_imports_only_those_before_it():
         ("bam.core.engine", "bam.training.step"),
         ("bam.core.engine", "bam.files"),
         ("bam.files", "bam.core.pytree"),
-        ("bam.tables", "bam.cli.console"),
+        ("bam.tables", "bam.cli.screen"),
         ("bam.data.users", "bam.training.devices"),
         ("bam.training.loop", "bam.audit.canary"),
         ("bam.training.loop", "bam.testing.common"),
@@ -141,7 +143,7 @@ def test_commands_hold_flags_and_printing_alone_and_scripts_take_no_more():
     of_scripts = graph("bam", "configs", "scripts", "examples")
     assert not taken({k: v for k, v in of_scripts.items() if not k.startswith("bam")})
     wrong = ("scripts.demo", "bam.cli.sweep")  # the control
-    assert taken({wrong[0]: {wrong[1], "bam.cli.console"}}) == {wrong}
+    assert taken({wrong[0]: {wrong[1], "bam.cli.command"}}) == {wrong}
 
 
 def test_type_checkers_see_what_bam_exports():

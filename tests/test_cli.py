@@ -20,7 +20,7 @@ from PIL import Image
 
 import bam
 from bam import extras, files, tables
-from bam.cli import console, main, options, screen
+from bam.cli import command, command_line, main, options, screen
 from bam.data import datasets
 from bam.models import finetune
 from bam.named import call, imported
@@ -106,7 +106,7 @@ def test_a_shipped_config_goes_by_its_name_and_a_file_by_its_path():
     for value in (["--config=digits:dp_sat"], ["--config", f"{file}:dp_sat"]):
         given = flags.FlagValues()
         options.define(given, options.COMMANDS["train"].flags)
-        rest = console.parse(given, ["a", *value, "--config.epsilon=2"], "bam train")
+        rest = command_line.parse(given, ["a", *value, "--config.epsilon=2"], "bam train")
         assert (rest, given.config.method.name, given.config.epsilon) == (["a"], "dp_sat", 2)
     assert {"base", "cifar10", "imagenet32"} <= named_configs.shipped().keys()
 
@@ -201,7 +201,7 @@ def test_weights_that_are_no_ordinary_file_are_one_line(no_config):
 def test_no_file_is_put_in_the_place_of_a_device_or_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    for write in (lambda: console.check_writable(str(pipe)), lambda: files.write_text(pipe, "")):
+    for write in (lambda: files.check_writable(str(pipe)), lambda: files.write_text(pipe, "")):
         with pytest.raises(PermissionError, match="not a regular file"):
             write()
     assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
@@ -334,7 +334,7 @@ def missing_extra():
     ],
 )
 def test_what_is_wrong_with_what_was_given_is_one_line(mistake, capsys):
-    with pytest.raises(SystemExit) as ended, console.one_line_errors():
+    with pytest.raises(SystemExit) as ended, command.one_line_errors():
         mistake()
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.startswith("error: ") and said.count("\n") == 1
@@ -359,7 +359,7 @@ def test_code_that_catches_value_errors_goes_on_to_work():
     ],
 )
 def test_a_fault_is_not_said_to_be_bad_input_and_says_whose_it_is(fault, is_of_bam, capsys):
-    with pytest.raises((ValueError, TypeError)) as raised, console.one_line_errors():
+    with pytest.raises((ValueError, TypeError)) as raised, command.one_line_errors():
         fault()
     note = raised.value.__notes__[-1]
     assert ("please report it" in note) == is_of_bam
@@ -369,12 +369,12 @@ def test_a_fault_is_not_said_to_be_bad_input_and_says_whose_it_is(fault, is_of_b
 
 def test_a_fault_in_a_command_shows_where_it_is_and_whose_it_is(tmp_path):
     program = (
-        "from bam.cli import console\n"
+        "from bam.cli import command\n"
         "from bam.text import csv_text\n"
         "def main():\n"
-        "    with console.one_line_errors():\n"
+        "    with command.one_line_errors():\n"
         "        {}\n"
-        "console.run(main)\n"
+        "command.run_script(main)\n"
     )
     for fault, kind, told in (
         ("csv_text([[1], 2])", "TypeError: ", "please report it"),
@@ -392,7 +392,7 @@ def test_a_fault_of_a_command_is_shown_and_is_status_1(monkeypatch, capsys):
         return len(given.num_steps)
 
     arguments = ["--noise_multiplier=1", "--sampling_prob=1", "--num_steps=1"]
-    assert console.command("privacy", arguments, fault) == 1
+    assert command.run("privacy", arguments, fault) == 1
     said = capsys.readouterr().err
     assert said.startswith("Traceback") and "has no len()" in said.splitlines()[-2]
     assert "a fault of" in said.splitlines()[-1]
@@ -452,7 +452,7 @@ def test_a_slip_in_flags_is_one_line_that_says_what_was_meant(mistake, capsys):
 def test_a_flag_that_may_come_several_times_may(capsys):
     given = flags.FlagValues()
     options.define(given, options.COMMANDS["sweep"].flags)
-    console.parse(given, ["--set=clip_norm=1,2", "--set=epsilon=1"], "bam sweep")
+    command_line.parse(given, ["--set=clip_norm=1,2", "--set=epsilon=1"], "bam sweep")
     assert given.set == ["clip_norm=1,2", "epsilon=1"]
 
 
@@ -531,7 +531,7 @@ def test_in_a_thread_a_command_leaves_signals_alone(tmp_path, capsys, monkeypatc
     thread = threading.Thread(target=lambda: statuses.append(main.main(command)))
     thread.start()
     thread.join()
-    assert statuses == [console.STOPPED], capsys.readouterr().err
+    assert statuses == [options.STOPPED], capsys.readouterr().err
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
 
 
@@ -542,7 +542,7 @@ def test_ctrl_c_in_a_function_ends_it_and_not_the_process(capsys):
 
     arguments = ["--noise_multiplier=1", "--sampling_prob=1", "--num_steps=1"]
     with heard(signal.SIGINT):
-        assert console.command("privacy", arguments, interrupted) == 130
+        assert command.run("privacy", arguments, interrupted) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
 
 
@@ -561,7 +561,7 @@ def test_a_narrow_table_leaves_columns_out_and_cuts_none(width, shown, monkeypat
         "31 of all 90",
     ]
     columns = tables.text("group", "ε", "accuracy", "p", "seconds")
-    screen.show(columns, [cells], file=Path("out.md"), always=["accuracy", "p"])
+    screen.table(columns, [cells], file=Path("out.md"), always=["accuracy", "p"])
     text = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
     header = next(line for line in text.splitlines() if line.strip())
     assert header.split() == shown.split()

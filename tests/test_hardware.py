@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from bam.cli import console
+from bam import files
 from bam.data import datasets
 from configs import digits
 from scripts.benchmarks import ahead
@@ -85,8 +85,8 @@ def test_where_nothing_can_be_written_nothing_is_compiled(tmp_path):
     (tmp_path / "file").write_text("")
     for file in (tmp_path, tmp_path / "file" / "answer.json"):
         with pytest.raises(OSError, match=r"cannot be written|File exists|Not a directory"):
-            console.check_writable(str(file))
-    console.check_writable(str(tmp_path / "new" / "answer.json"))
+            files.check_writable(str(file))
+    files.check_writable(str(tmp_path / "new" / "answer.json"))
 
 
 def test_a_stand_in_has_the_sizes_and_no_memory():

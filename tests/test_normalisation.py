@@ -12,7 +12,7 @@ from PIL import Image
 from scipy import special
 
 from bam import models
-from bam.cli import console, train
+from bam.cli import command_line, train
 from bam.data import datasets
 from bam.data.preprocessing import Preprocessing
 from bam.features.backbone import IN_JAX, backbone, expected
@@ -501,7 +501,7 @@ def test_numbers_without_weights_are_refused(key):
 def test_the_command_line_takes_one_number_or_three(key, text, value):
     values = flags.FlagValues()
     flags.DEFINE_string("config", "", "", flag_values=values)
-    console.parse(values, ["--config=digits:dp_sgd", f"--config.{key}={text}"], "bam train")
+    command_line.parse(values, ["--config=digits:dp_sgd", f"--config.{key}={text}"], "bam train")
     section, _, name = key.rpartition(".")
     assert (values.config[section] if section else values.config)[name] == value
 

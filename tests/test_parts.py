@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 import bam
 from bam import models
-from bam.cli import console, options
+from bam.cli import command_line, options
 from bam.cli.main import main
 from bam.data.datasets import Dataset
 from bam.errors import InputError
@@ -84,7 +84,7 @@ def parsed(*arguments):
     values = flags.FlagValues()
     options.define(values, options.COMMANDS["train"].flags)
     argv = [f"--config{x}" if x[0] in ".=" else x for x in arguments]
-    console.parse(values, argv, "bam train")
+    command_line.parse(values, argv, "bam train")
     return values.config
 
 

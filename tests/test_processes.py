@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from bam.cli import console
+from bam.cli import jax_setup
 from bam.privacy import checkpoint
 from bam.training import loop
 from configs import digits
@@ -171,7 +171,7 @@ def test_processes_that_cannot_be_are_refused():
         (("nowhere", 2, 0), "needs --num_processes and --process_id"),
     ):
         with pytest.raises(ValueError, match=message):
-            console.join_processes(*given)
+            jax_setup.join_processes(*given)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from PIL import Image
 
 import bam
 from bam import tables
-from bam.cli import console, screen
+from bam.cli import command, jax_setup, screen
 from bam.data import datasets
 from bam.data.common import DataError, Split, decode_images
 from bam.data.sources import archives
@@ -175,7 +175,7 @@ def chosen(tmp_path, monkeypatch):
 
     def choose():
         found.clear()
-        console.use_compilation_cache()
+        jax_setup.use_compilation_cache()
         return found.get("jax_compilation_cache_dir")
 
     return choose
@@ -219,16 +219,16 @@ EVIL = "a\x1b[2J\u202eb\n=1\r\u200f"
 
 
 def test_a_name_moves_no_cursor_adds_no_line_and_hides_nothing(capsys, monkeypatch):
-    console.say(f"left out: {EVIL}", "plain: é, 日本, – ε\xa0".strip())
-    console.show("a plan\nof two lines")
-    screen.show(tables.text(EVIL, "n"), [[f"[bold]{EVIL}", "1"]], EVIL)
-    console.say(EVIL, error=True)
+    screen.say(f"left out: {EVIL}", "plain: é, 日本, – ε\xa0".strip())
+    screen.show("a plan\nof two lines")
+    screen.table(tables.text(EVIL, "n"), [[f"[bold]{EVIL}", "1"]], EVIL)
+    screen.say(EVIL, error=True)
     monkeypatch.setattr(sys, "argv", ["bam", "--debug"])
     for error in (DataError(EVIL), bam.InputError(EVIL)):
-        with pytest.raises(SystemExit), console.one_line_errors():
+        with pytest.raises(SystemExit), command.one_line_errors():
             raise error
-    assert console.guarded(lambda: [][EVIL]) == 1  # a fault
-    assert console.guarded(lambda: exec("raise ValueError(EVIL)", {"EVIL": EVIL})) == 1
+    assert command.status_of(lambda: [][EVIL]) == 1  # a fault
+    assert command.status_of(lambda: exec("raise ValueError(EVIL)", {"EVIL": EVIL})) == 1
     shown = capsys.readouterr()
     for text in shown:
         assert all(c == "\n" or c.isprintable() for c in text), repr(text)
@@ -239,9 +239,9 @@ def test_a_name_moves_no_cursor_adds_no_line_and_hides_nothing(capsys, monkeypat
     assert "\x1b" in capsys.readouterr().out
 
 
-def test_every_command_prints_through_the_console():
+def test_every_command_prints_through_the_screen():
     # A line, one that is drawn, and the cursor: the first two print what is visible alone.
-    folder, alone = Path(console.__file__).parent, {"console.py": 3}
+    folder, alone = Path(screen.__file__).parent, {"screen.py": 2, "signals.py": 1}
     for file in folder.glob("*.py"):
         calls = [x for x in ast.walk(ast.parse(file.read_text())) if isinstance(x, ast.Name)]
         assert sum(x.id == "print" for x in calls) == alone.get(file.name, 0), file

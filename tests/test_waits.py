@@ -16,7 +16,7 @@ import pytest
 
 from bam import waits
 from bam.audit import canary, one_run
-from bam.cli import audit, console, main
+from bam.cli import audit, command, main, options, screen
 from bam.data import datasets
 from bam.errors import InputError
 from bam.features import extraction
@@ -92,7 +92,7 @@ def without_seconds(rows):
 
 def test_a_file_has_one_line_which_begins_while_it_lasts(at_once, monkeypatch):
     file = output(monkeypatch, File)
-    with waits.awaited(console.show, "reading"):
+    with waits.awaited(screen.show, "reading"):
         assert file.getvalue() == "reading …"
     assert without_seconds([file.getvalue()[:-1]]) == ["reading … N s"]
     assert file.getvalue().endswith(" s\n")
@@ -103,17 +103,17 @@ def test_what_is_short_leaves_no_line(monkeypatch, kind):
     monkeypatch.setattr(waits, "PATIENCE", 60.0)
     monkeypatch.setattr(waits, "SOON", AT_ONCE)
     out = output(monkeypatch, kind)
-    with waits.awaited(console.show, "reading"):
+    with waits.awaited(screen.show, "reading"):
         time.sleep(0.1)
         assert out.rows() == ["reading …"] * (kind is Terminal)  # it goes
     assert not out.rows()
-    console.say("done")
+    screen.say("done")
     assert out.rows() == ["done"]
 
 
 def test_a_terminal_has_a_bar_in_place_and_then_the_end(at_once, monkeypatch):
     terminal = output(monkeypatch, Terminal)
-    with waits.awaited(console.show, "judging") as wait:
+    with waits.awaited(screen.show, "judging") as wait:
         for wait.share, bar in (
             (0.25, "━━━━━─────────────── 25%"),
             (0.5, "━━━━━━━━━━────────── 50%"),
@@ -125,7 +125,7 @@ def test_a_terminal_has_a_bar_in_place_and_then_the_end(at_once, monkeypatch):
 
 def test_a_line_is_never_wider_than_the_terminal(at_once, monkeypatch):
     terminal = output(monkeypatch, Terminal)
-    with waits.awaited(console.show, "x" * 200):
+    with waits.awaited(screen.show, "x" * 200):
         assert [len(row) for row in terminal.rows()] == [79]
 
 
@@ -143,8 +143,8 @@ def test_an_estimate_is_a_bar_which_does_not_end_before_its_time():
 def test_other_lines_stand_by_themselves(at_once, monkeypatch, kind):
     out = output(monkeypatch, kind)
     monkeypatch.setattr(waits, "TICK", 60.0)
-    with waits.awaited(console.show, "reading"):
-        console.say("are held in memory")
+    with waits.awaited(screen.show, "reading"):
+        screen.say("are held in memory")
     begun = ["reading …"] * (kind is File)
     assert without_seconds(out.rows()) == [*begun, "are held in memory", "reading … N s"]
 
@@ -154,16 +154,16 @@ def test_an_error_has_a_line_of_its_own_and_the_wait_no_end(at_once, monkeypatch
     monkeypatch.setattr(sys, "stderr", file)
 
     def fails():
-        with waits.awaited(console.show, "reading"):
+        with waits.awaited(screen.show, "reading"):
             raise InputError("no such thing")
 
-    assert console.guarded(fails) == 2
+    assert command.status_of(fails) == 2
     assert file.rows() == ["reading …", "error: no such thing"]
 
 
 def test_a_warning_has_a_line_of_its_own(at_once, monkeypatch):
     file = output(monkeypatch, File)
-    with warnings.catch_warnings(), waits.awaited(console.show, "reading"), console._put_back():
+    with warnings.catch_warnings(), waits.awaited(screen.show, "reading"), command._put_back():
         file.write(warnings.formatwarning("odd", UserWarning, __file__, 1))  # as Python does
     assert without_seconds(file.rows()) == ["reading …", "warning: odd", "reading … N s"]
 
@@ -176,10 +176,10 @@ def test_that_nobody_reads_is_no_fault_of_the_thread(at_once, monkeypatch, capsy
     output(monkeypatch, Closed)
 
     def reads():
-        with waits.awaited(console.show, "reading"):
+        with waits.awaited(screen.show, "reading"):
             pass
 
-    assert console.guarded(reads) == console.UNREAD
+    assert command.status_of(reads) == options.UNREAD
     assert capsys.readouterr().err == ""
 
 
@@ -312,26 +312,26 @@ def test_reading_is_said(at_once):
 
 
 def test_an_audit_says_what_it_runs(at_once, monkeypatch):
-    screen = Screen()
+    drawn = Screen()
     config = audit.config_of("dp_sgd", 2, 1, 3.0)
     quiet = canary.scores(config, 8, 2)
-    told = canary.scores(config, 8, 2, log=screen)
-    assert lines(screen) == ["4 runs, half of them with the canary"]
+    told = canary.scores(config, 8, 2, log=drawn)
+    assert lines(drawn) == ["4 runs, half of them with the canary"]
     np.testing.assert_array_equal(quiet, told)
-    monkeypatch.setattr(console, "show", screen)
+    monkeypatch.setattr(screen, "show", drawn)
     monkeypatch.setattr(audit.whole_run, "audit", lambda trainer: {})
     audit.whole_run_p_values("dp_sgd", 3.0)
-    assert lines(screen)[1:] == ["the noise and batches of 3 runs of 120 steps"]
+    assert lines(drawn)[1:] == ["the noise and batches of 3 runs of 120 steps"]
 
 
 def test_commands_say_what_is_awaited(at_once, tmp_path_factory, tmp_path):
     runs.copy(tmp_path_factory, "unseeded", tmp_path / "run")
-    for command, line in {
+    for name, line in {
         "report": "drawing the figures … ",
         "export": "writing the release … ",
     }.items():
-        flags = [f"--out={tmp_path / 'release'}"] if command == "export" else []
-        done = run_command("bam", command, f"--workdir={tmp_path / 'run'}", *flags)
+        flags = [f"--out={tmp_path / 'release'}"] if name == "export" else []
+        done = run_command("bam", name, f"--workdir={tmp_path / 'run'}", *flags)
         assert done.returncode == 0 and done.stdout.startswith(line), done.stderr
 
 
@@ -389,7 +389,7 @@ def test_a_dry_run_prints_its_plan_before_it_maps_or_times(at_once, capsys):
 
 
 def test_a_line_that_is_drawn_shows_no_escape_sequence_of_a_name(capsys):
-    console.show.draw("reading a\x1b[31mb …")
-    console.show.draw("")
+    screen.show.draw("reading a\x1b[31mb …")
+    screen.show.draw("")
     shown = capsys.readouterr().out
     assert "\x1b[31m" not in shown and shown.startswith("reading a")

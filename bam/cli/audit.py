@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from bam import files, provenance, tables, waits
 from bam.audit import canary, checks, one_run, whole_run
-from bam.cli import console, screen
+from bam.cli import command, jax_setup, options, screen
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.training import config as base
@@ -45,15 +45,15 @@ ONE_RUN_COLUMNS: tables.Columns = {
 
 def main(argv: Sequence[str]) -> int:
     """Runs `bam audit` with these arguments; returns a status of `options.STATUSES`."""
-    return console.command("audit", argv, audit)
+    return command.run("audit", argv, audit)
 
 
 def audit(flags: FlagValues) -> int:
     """Runs the audits whose results the file lacks, saves each result at once, prints a table."""
     out = Path(flags.out) if flags.out else None
     rows = _read_rows(out) if out and out.exists() else []
-    console.check_writable(flags.out)
-    console.use_compilation_cache()
+    files.check_writable(flags.out)
+    jax_setup.use_compilation_cache()
     if flags.one_run:
         return audit_one_run(flags, rows, out)
     if out:
@@ -85,27 +85,27 @@ def audit_methods(flags: FlagValues, rows: list[JsonObject], out: Path) -> None:
                 p_values = p_values or whole_run_p_values(method, flags.epsilon)
                 rows.append(run(config, num_examples, setting, p_values))
                 keep(rows, out)
-    screen.show(COLUMNS, many_runs_rows(rows))
+    screen.table(COLUMNS, many_runs_rows(rows))
 
 
 def audit_one_run(flags: FlagValues, rows: list[JsonObject], out: Path | None) -> int:
     """Trains once, prints the bound, and saves it in `out` instead of an earlier result.
 
     An earlier result has the same method, data set and model.
-    Returns `console.FAULT` if the bound refutes the claim, otherwise 0.
+    Returns `options.FAULT` if the bound refutes the claim, otherwise 0.
     """
     config = flags.config
     started = time.perf_counter()
     built = one_run.build(config, flags.canaries)
     plan = built.plan
     real = plan.num_examples - flags.canaries
-    console.say(
+    screen.say(
         f"{config.method.name} on {built.dataset.name}: {real} examples and "
         f"{flags.canaries} canaries; half of the canaries take part"
     )
-    console.show(built.describe_plan())
-    seen = one_run.run(built, flags.canaries, config.seed, on_row=_print_row, log=console.show)
-    with waits.awaited(console.show, "the least ε that fits the guesses"):
+    screen.show(built.describe_plan())
+    seen = one_run.run(built, flags.canaries, config.seed, on_row=_print_row, log=screen.show)
+    with waits.awaited(screen.show, "the least ε that fits the guesses"):
         bounds = one_run.bounds(seen, plan, flags.confidence)
     identity = {
         "kind": "one_run",
@@ -130,7 +130,7 @@ def audit_one_run(flags: FlagValues, rows: list[JsonObject], out: Path | None) -
         **provenance_row(started),
     }
     wrong = max(bounds.epsilon_lower, bounds.epsilon_lower_any) > plan.epsilon
-    console.say(
+    screen.say(
         f"{bounds.num_correct} of {bounds.num_guesses} guesses are right: ε is at least "
         f"{bounds.epsilon_lower_any:.2f} at {flags.confidence:.0%} confidence, and at least "
         f"{bounds.epsilon_lower:.2f} if noise is Gaussian and batches are as planned; claimed "
@@ -139,7 +139,7 @@ def audit_one_run(flags: FlagValues, rows: list[JsonObject], out: Path | None) -
     if out:
         rows = [other for other in rows if not identity.items() <= other.items()]
         keep([*rows, row], out)
-    return console.FAULT if wrong else 0
+    return options.FAULT if wrong else 0
 
 
 def provenance_row(started: float) -> JsonObject:
@@ -181,8 +181,8 @@ def run(
     """Audits one setting by many runs; returns its row, which begins with `setting`."""
     started = time.perf_counter()
     plan = loop.build(config, canary.canary_dataset(num_examples)).plan
-    present, absent = canary.scores(config, num_examples, setting["num_trials"], log=console.show)
-    with waits.awaited(console.show, "the least ε that fits their scores"):
+    present, absent = canary.scores(config, num_examples, setting["num_trials"], log=screen.show)
+    with waits.awaited(screen.show, "the least ε that fits their scores"):
         bound = canary.lower_bound(
             present,
             absent,
@@ -204,7 +204,7 @@ def run(
     }
     failed = checks.failures(row["whole_run_p_values"])
     passed = f"NOT PASSED: {', '.join(failed)}" if failed else "noise and batches are as planned"
-    console.say(
+    screen.say(
         f"{row['method']}, q = {row['sampling_prob']:g}: ε is at least {bound.epsilon_lower:.2f}; "
         f"{passed}"
     )
@@ -216,9 +216,9 @@ def whole_run_p_values(method: str, epsilon: float) -> dict[str, float]:
     num_examples, batch_size, num_steps = WHOLE_RUN
     config = config_of(method, batch_size, num_steps, epsilon)
     dataset = canary.canary_dataset(num_examples, num_classes=10, num_features=36)
-    with waits.awaited(console.show, f"the noise and batches of 3 runs of {num_steps} steps"):
+    with waits.awaited(screen.show, f"the noise and batches of 3 runs of {num_steps} steps"):
         return whole_run.audit(loop.build(config, dataset))
 
 
 def _print_row(row: JsonObject) -> None:
-    console.say(f"step {row['step']:>6}  test accuracy {row['test_accuracy']:.2%}")
+    screen.say(f"step {row['step']:>6}  test accuracy {row['test_accuracy']:.2%}")

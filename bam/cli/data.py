@@ -13,8 +13,8 @@ import numpy as np
 from absl.flags import FlagValues
 from rich.progress import Progress
 
-from bam import tables
-from bam.cli import console, screen
+from bam import files, tables
+from bam.cli import command, screen, signals
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing, Target
 from bam.data.sources import parquet
@@ -32,7 +32,7 @@ GROUP_SIZE = 4  # images of a user, in the printed command
 
 def main(argv: Sequence[str]) -> int:
     """Runs `bam data` with these arguments; returns a status of `options.STATUSES`."""
-    return console.command("data", argv, data)
+    return command.run("data", argv, data)
 
 
 def data(flags: FlagValues, arguments: Sequence[str]) -> None:
@@ -50,18 +50,18 @@ def import_folder(flags: FlagValues, folder: Path) -> None:
     if not flags.out:
         raise InputError("--out is required: folder for the data set")
     if not packed.is_packed(folder):
-        _import(flags, folder, console.say)
+        _import(flags, folder, screen.say)
         return
-    console.say(f"unpacking {folder} beside {flags.out}; the copy is removed at the end")
+    screen.say(f"unpacking {folder} beside {flags.out}; the copy is removed at the end")
     is_outside = bool(flags.labels) and os.path.isfile(flags.labels)
-    with console.clearing(), packed.unpacked(folder, Path(flags.out), is_outside) as place:
+    with signals.as_exceptions(), packed.unpacked(folder, Path(flags.out), is_outside) as place:
         one_line = " ".join(str(place).split())  # errors join their lines, and so a path's spaces
 
         def with_archive(text: str) -> str:
             return text.replace(str(place), str(folder)).replace(one_line, str(folder))
 
         try:
-            _import(flags, place, lambda *lines: console.say(*map(with_archive, lines)))
+            _import(flags, place, lambda *lines: screen.say(*map(with_archive, lines)))
         except (InputError, OSError) as error:
             raise DataError(with_archive(str(error))) from error
 
@@ -296,7 +296,7 @@ def show(data: Path, out: str) -> None:
     target = Target(*(manifest["preprocessing"].get("target") or ()))
     labels = [np.asarray(split.labels) for split in (train, test)]  # [n], or [n, labels]
     kind = f"{len(names)} {'labels' if labels[0].ndim == 2 else 'classes'}" if names else "numbers"
-    console.say(
+    screen.say(
         f"{plural(len(train.labels), 'image')} to train, {len(test.labels):,} to test, "
         f"{shape}; {kind}; "
         f"{plural(left_out, 'file')} left out"
@@ -304,22 +304,22 @@ def show(data: Path, out: str) -> None:
     if names:
         counts = [x.sum(0) if x.ndim == 2 else np.bincount(x, minlength=len(names)) for x in labels]
         rows = [[str(x) for x in row] for row in zip(names, *counts, strict=True)]
-        screen.show(tables.text("class", "train", "test"), rows)
+        screen.table(tables.text("class", "train", "test"), rows)
     else:
         _show_numbers(target, labels)
-    console.say("counts of private labels are NOT PRIVATE: do not publish them")
+    screen.say("counts of private labels are NOT PRIVATE: do not publish them")
     if manifest["ids"]:
         sizes = np.unique(parquet.read_ids(data, manifest["ids"]), return_counts=True)[1]
         each = f"{sizes.min()} to {sizes.max()} images each, median {np.median(sizes):g}"
         if sizes.min() == sizes.max():
             each = f"{plural(sizes[0], 'image')} each"
-        console.say(f"{len(sizes):,} users to train, {each}: NOT PRIVATE, as are the images below")
+        screen.say(f"{len(sizes):,} users to train, {each}: NOT PRIVATE, as are the images below")
     if out:
         from bam.images import sheet  # it needs the extra `plots`
 
-        console.check_writable(out)
+        files.check_writable(out)
         sheet.draw(train, manifest["classes"], Path(out), target)
-        console.say(f"{out} shows private images: do not publish it")
+        screen.say(f"{out} shows private images: do not publish it")
 
 
 def _show_numbers(target: Target, labels: Sequence[np.ndarray]) -> None:
@@ -328,4 +328,4 @@ def _show_numbers(target: Target, labels: Sequence[np.ndarray]) -> None:
     for split, values in zip(listing.SPLITS, labels, strict=True):
         shares = np.quantile(target.in_units(values), (0, 0.25, 0.5, 0.75, 1))
         rows.append([split, *(f"{x:.{digits}g}" for x in shares)])
-    screen.show(tables.text("numbers", "least", "a quarter", "median", "3 quarters", "most"), rows)
+    screen.table(tables.text("numbers", "least", "a quarter", "median", "3 quarters", "most"), rows)

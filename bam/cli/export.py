@@ -6,18 +6,18 @@ from pathlib import Path
 from absl.flags import FlagValues
 
 from bam import waits
-from bam.cli import console
+from bam.cli import command, screen
 from bam.release import export as release
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs `bam export` with these arguments; returns a status of `options.STATUSES`."""
-    return console.command("export", argv, export)
+    return command.run("export", argv, export)
 
 
 def export(flags: FlagValues) -> None:
     """Writes the release, or refuses in one line a run that may not be released."""
-    with waits.awaited(console.show, "writing the release", stays=False):
+    with waits.awaited(screen.show, "writing the release", stays=False):
         release.export(
             Path(flags.workdir),
             Path(flags.out),
@@ -27,4 +27,4 @@ def export(flags: FlagValues) -> None:
             weights=flags.weights,
         )
     files = release.FILES + flags.stablehlo * ("model.stablehlo",)
-    console.say(f"{', '.join(files)} in {flags.out}; read PRIVACY.md before you pass it on")
+    screen.say(f"{', '.join(files)} in {flags.out}; read PRIVACY.md before you pass it on")

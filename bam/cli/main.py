@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from bam import __version__, extras
-from bam.cli import console, options
+from bam.cli import command, options, screen, signals
 from bam.errors import InputError
 
 
@@ -18,16 +18,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     once, and it does not return.
     """
     if argv is not None:
-        return console.guarded(lambda: _dispatch(argv))
-    console.end_at_interrupts()
-    console.leave(console.guarded(lambda: _dispatch(sys.argv[1:])))
+        return command.status_of(lambda: _dispatch(argv))
+    signals.end_at_interrupts()
+    command.leave(command.status_of(lambda: _dispatch(sys.argv[1:])))
 
 
 def _dispatch(argv: Sequence[str]) -> int:
     name, *rest = argv or ["help"]
     if name in options.COMMANDS:
         if options.asks_for_help(rest):  # before anything heavy is imported
-            console.show(options.help_of(name))
+            screen.show(options.help_of(name))
             return 0
         if name != "privacy":
             with extras.needs("train"):
@@ -36,9 +36,9 @@ def _dispatch(argv: Sequence[str]) -> int:
         status: int = importlib.import_module(f"bam.cli.{name}").main(rest)
         return status
     if name in ("help", "--help", "-h"):
-        console.show(options.help_of_all(__version__))
+        screen.show(options.help_of_all(__version__))
     elif name == "--version":
-        console.say(f"bam {__version__}")
+        screen.say(f"bam {__version__}")
     else:
         near = difflib.get_close_matches(name, options.COMMANDS, 1)
         names = ", ".join(options.COMMANDS)

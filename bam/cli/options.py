@@ -16,14 +16,19 @@ from bam.training.keys import KEYS
 WIDTH = 80  # columns of the help, as wide as a terminal that nobody has resized
 HELP = {"help", "h", "helpshort", "helpfull"}
 
+FAULT = 1
+BAD_INPUT = 2
+STOPPED = 3
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
+UNREAD = 141  # 128 + SIGPIPE, as in shells
 # Exit status -> its meaning; `python -m scripts.reference` copies it to docs/commands.md.
 STATUSES = {
     0: "The command succeeded.",
-    1: "A fault of bam, or of your own code. The traceback says which, and what to report.",
-    2: "The input was wrong. One line on standard error says how.",
-    3: "The run was stopped and saved. The same command continues it.",
-    130: "Ctrl-C ended the command at once.",
-    141: "Nobody read the command's output.",
+    FAULT: "A fault of bam, or of your own code. The traceback says which, and what to report.",
+    BAD_INPUT: "The input was wrong. One line on standard error says how.",
+    STOPPED: "The run was stopped and saved. The same command continues it.",
+    INTERRUPTED: "Ctrl-C ended the command at once.",
+    UNREAD: "Nobody read the command's output.",
 }
 
 
@@ -611,7 +616,7 @@ DEFINE: dict[type, Callable[..., Any]] = {
 
 
 def define(values: flags.FlagValues, rows: Sequence[Flag]) -> None:
-    """Defines flags in `values`; `config` as a string, which `console.parse` replaces."""
+    """Defines flags in `values`; `config` as a string, which `command_line.parse` replaces."""
     for row in rows:
         kind = row.kind or (str if row.default is None else type(row.default))
         default: Any = list(row.default) if isinstance(row.default, tuple) else row.default

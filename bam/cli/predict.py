@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bam import files
-from bam.cli import console
+from bam.cli import command, jax_setup, screen
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.errors import InputError
@@ -29,7 +29,7 @@ MOST_LISTED = 12  # classes whose recall is printed
 
 def main(argv: Sequence[str]) -> int:
     """Runs `bam predict` with these arguments; returns a status of `options.STATUSES`."""
-    return console.command("predict", argv, see)
+    return command.run("predict", argv, see)
 
 
 def see(flags: FlagValues, arguments: Sequence[str]) -> None:
@@ -47,8 +47,8 @@ def see(flags: FlagValues, arguments: Sequence[str]) -> None:
     images = predict.images_of([files.user_path(x) for x in filter(None, paths)])
     if not images:
         raise InputError("standard input has no file name: write one name a line")
-    console.check_writable(flags.out)
-    console.use_compilation_cache()
+    files.check_writable(flags.out)
+    jax_setup.use_compilation_cache()
     _warn(metadata, preprocessing, [*images])
     empty, workers = list[Path](), os.cpu_count() or 1
     outputs = predict.outputs_of(released, preprocessing, [*images], workers, empty.append)
@@ -116,7 +116,7 @@ def _records(rows: Sequence[Sequence[str]]) -> list[dict[str, object]]:
     ]
 
 
-_say = functools.partial(console.say, error=True)  # standard output is the table
+_say = functools.partial(screen.say, error=True)  # standard output is the table
 
 
 def _write(out: str, rows: Sequence[Sequence[str]], kind: str) -> None:
@@ -127,6 +127,6 @@ def _write(out: str, rows: Sequence[Sequence[str]], kind: str) -> None:
     content = text.encode(errors="backslashreplace")  # file names need not be UTF-8
     if out:
         files.write_bytes(Path(out), content)
-        console.say(f"{plural(len(rows) - 1, 'image')} in {out}")
+        screen.say(f"{plural(len(rows) - 1, 'image')} in {out}")
     else:
         sys.stdout.buffer.write(content)

@@ -11,7 +11,7 @@ import numpy as np
 from absl.flags import FlagValues
 
 from bam import files, tables
-from bam.cli import console, screen
+from bam.cli import command, screen
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy import accounting, pld, tradeoff
@@ -46,7 +46,7 @@ NUM_POINTS = 10  # steps at which ε is computed
 
 def main(argv: Sequence[str]) -> int:
     """Runs `bam privacy` with these arguments; returns a status of `options.STATUSES`."""
-    return console.command("privacy", argv, account)
+    return command.run("privacy", argv, account)
 
 
 def account(flags: FlagValues) -> None:
@@ -70,28 +70,28 @@ def account(flags: FlagValues) -> None:
     if not 0 < sigma < math.inf:
         raise InputError(f"--noise_multiplier={sigma:g} must be positive and finite")
     for file in (flags.json, flags.plot):
-        console.check_writable(file)
+        files.check_writable(file)
     analysis = analyse(sigma, sampling_prob, num_steps, flags.delta)
     if flags.json:
         files.write_json(Path(flags.json), analysis)
     if flags.plot:
         draw(analysis, Path(flags.plot))
-    console.show(
+    screen.show(
         f"σ = {rounded_down(sigma, '.5g')}, q = {rounded_up(sampling_prob, 'g')}, T = {num_steps}, "
         f"δ = {rounded_up(analysis['delta'], 'g')}, neighbours: zero-out of one example\n"
     )
     for name in accounting.ACCOUNTANTS:
-        console.say(f"ε = {rounded_up(analysis['epsilon'][name], '8.4f')}   {NAMES[name]}")
-    console.say(
+        screen.say(f"ε = {rounded_up(analysis['epsilon'][name], '8.4f')}   {NAMES[name]}")
+    screen.say(
         f"μ = {rounded_up(analysis['mu_bound'], '8.4f')}   Gaussian DP, but for δ (PLD, from above)"
     )
-    console.say(
+    screen.say(
         f"μ = {analysis['mu']:8.4f}   by the central limit theorem (asymptotic, NOT a guarantee)",
         "",
     )
-    screen.show(SPENT, analysis["over_training"], "ε as training goes")
+    screen.table(SPENT, analysis["over_training"], "ε as training goes")
     rates = analysis["best_true_positive_rate"]
-    screen.show(RATES, rates, "an attacker's best true positive rate")
+    screen.table(RATES, rates, "an attacker's best true positive rate")
 
 
 def account_for_all(names: Sequence[str], delta: float | None, json: str) -> None:
@@ -111,7 +111,7 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
         raise InputError("--plan names one run twice: name each run once")
     if json and Path(json).resolve() in records:
         raise InputError(f"--json={json} would overwrite a run's plan: choose another file")
-    console.check_writable(json)
+    files.check_writable(json)
     plans = [read_plan(path) for path in paths]
     rows: list[JsonObject] = [
         {"plan": name, "epsilon": plan.epsilon, "delta": plan.delta}
@@ -126,11 +126,11 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
         record = {"unit": plans[0].unit, "plans": rows, "together": together, "sum": total}
         files.write_json(Path(json), record)
     neighbours = ADJACENCIES[plans[0].adjacency][1].format(unit=plans[0].unit)
-    console.show(f"Runs on the same data: {len(plans)}, neighbours: {neighbours}\n")
+    screen.show(f"Runs on the same data: {len(plans)}, neighbours: {neighbours}\n")
     for row in (*rows, together, total):
         epsilon, its_delta = rounded_up(row["epsilon"], "8.4f"), rounded_up(row["delta"], "g")
-        console.say(f"ε = {epsilon}   δ = {its_delta}   {row['plan']}")
-    console.say("", "This holds if no two runs had the same seed: with one seed they share noise.")
+        screen.say(f"ε = {epsilon}   δ = {its_delta}   {row['plan']}")
+    screen.say("", "This holds if no two runs had the same seed: with one seed they share noise.")
 
 
 def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> JsonObject:

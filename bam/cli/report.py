@@ -5,17 +5,16 @@ from pathlib import Path
 
 from absl.flags import FlagValues
 
-from bam import waits
-from bam.cli import console
+from bam import files, waits
+from bam.cli import command, screen
 from bam.errors import InputError
-from bam.files import write_text
 from bam.release import export, records
 from bam.release.report import page
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs `bam report` with these arguments; returns a status of `options.STATUSES`."""
-    return console.command("report", argv, report)
+    return command.run("report", argv, report)
 
 
 def report(flags: FlagValues) -> None:
@@ -26,12 +25,12 @@ def report(flags: FlagValues) -> None:
         run = records.read(workdir)
         if public:
             run.check_chosen()
-        with waits.awaited(console.show, "drawing the figures", stays=False):
+        with waits.awaited(screen.show, "drawing the figures", stays=False):
             text = page(run, public=public, made_by=export.made_by())
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         raise InputError(f"the records in {workdir} are damaged: {error!r}") from None
-    console.check_writable(str(out))
-    write_text(out, text)
+    files.check_writable(str(out))
+    files.write_text(out, text)
     makes = " (--public makes one that you may)" * (run.private and not public)
     advice = f"private page: do not pass it on{makes}"
-    console.say(f"{out}: {'may be passed on' if run.private and public else advice}")
+    screen.say(f"{out}: {'may be passed on' if run.private and public else advice}")

@@ -1,16 +1,88 @@
-"""Tables on a terminal."""
+"""What commands print: lines, unfinished lines of waits, and tables."""
 
+import os
+import shutil
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
-from bam.cli import console
 from bam.tables import Columns, Row, is_left, markdown
 from bam.text import visible
 
+# Reentrant: a thread draws waits, and a signal handler can print while the main thread prints.
+_printing = threading.RLock()
 
-def show(
+
+class _Unended(NamedTuple):
+    """An unfinished line on standard output: that of a wait, see `bam.waits`."""
+
+    file: Any = None
+    text: str = ""
+
+    def end(self, begins: str = "") -> str:
+        """Ends the line, and returns the part of the next line `begins` that is left to print.
+
+        On a terminal it erases the line, and all of `begins` is left. In a file the next line
+        continues it if it begins with the same text; otherwise it ends the line.
+        """
+        if not self.text or self.file is not sys.stdout:
+            return begins
+        if show.draws_in_place():
+            self.file.write("\r\x1b[K")
+        elif begins.startswith(self.text):
+            return begins[len(self.text) :]
+        else:
+            self.file.write("\n")
+        self.file.flush()
+        return begins
+
+
+_unended = _Unended()
+
+
+def say(*lines: str, error: bool = False) -> None:
+    """Prints lines, on standard error if `error`; commands print only through this function.
+
+    A line may hold file names of a stranger, so `visible` escapes line ends and control characters.
+    """
+    global _unended
+    if not lines:
+        return
+    with _printing:
+        text = "\n".join(map(visible, lines))
+        text = _unended.end() + text if error else _unended.end(text)
+        _unended = _Unended()
+        print(text, file=sys.stderr if error else None, flush=True)
+
+
+class _Log:
+    """Prints a text of several lines, each by `say`; for texts of bam's own, such as a plan."""
+
+    def __call__(self, text: str) -> None:
+        """Prints a text."""
+        say(*text.split("\n"))
+
+    def draw(self, line: str) -> None:
+        """Prints an unfinished line, which the next one continues (on a terminal: replaces)."""
+        global _unended
+        with _printing:
+            line = visible(line)
+            if self.draws_in_place():  # a wrapped line would be two, and only one is erased
+                line = line[: shutil.get_terminal_size().columns - 1]
+            print(_unended.end(line), end="", flush=True)
+            _unended = _Unended(sys.stdout, line)
+
+    def draws_in_place(self) -> bool:
+        """Whether a line can be replaced, as on a terminal."""
+        return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+show = _Log()
+
+
+def table(
     columns: Columns,
     rows: Sequence[Row],
     title: str = "",
@@ -28,13 +100,13 @@ def show(
         from rich.table import Table
         from rich.text import Text
     except ModuleNotFoundError:  # the extra `train` brings rich
-        console.show("\n\n".join(filter(None, (title, markdown(columns, rows, left)))))
+        show("\n\n".join(filter(None, (title, markdown(columns, rows, left)))))
         return
     cell = lambda text: Text(visible(text))  # noqa: E731 (rich reads brackets in a str as markup)
     screen = Console(width=None if sys.stdout.isatty() else 180)
     names, optional = list(columns), [x for x in list(columns)[1:] if x not in always]
     while True:
-        table = Table(
+        drawn = Table(
             title=cell(title) if title else None,
             box=box.SIMPLE_HEAD,
             collapse_padding=True,
@@ -42,13 +114,13 @@ def show(
         )
         for name in names:
             justify: Literal["left", "right"] = "left" if is_left(columns, name, left) else "right"
-            table.add_column(cell(name), justify=justify, no_wrap=True)
+            drawn.add_column(cell(name), justify=justify, no_wrap=True)
         for row in rows:
-            table.add_row(*(cell(columns[name](row)) for name in names))
+            drawn.add_row(*(cell(columns[name](row)) for name in names))
         # A console never measures more than its own width, so a wide one measures the table.
-        if not (optional and file) or Console(width=4096).measure(table).maximum <= screen.width:
+        if not (optional and file) or Console(width=4096).measure(drawn).maximum <= screen.width:
             break
         names.remove(optional.pop())
-    screen.print(table)
+    screen.print(drawn)
     if missing := [x for x in columns if x not in names]:
-        console.say(f"{', '.join(missing)}: {file}")
+        say(f"{', '.join(missing)}: {file}")

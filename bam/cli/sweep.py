@@ -6,8 +6,8 @@ from pathlib import Path
 
 from absl.flags import FlagValues
 
-from bam import extras
-from bam.cli import console, screen
+from bam import extras, files
+from bam.cli import command, command_line, jax_setup, options, screen, signals
 from bam.errors import InputError
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.selection import Selection
@@ -18,12 +18,12 @@ from bam.training import methods
 
 def main(argv: Sequence[str]) -> int:
     """Runs `bam sweep` with these arguments; returns a status of `options.STATUSES`."""
-    return console.command("sweep", argv, sweep)
+    return command.run("sweep", argv, sweep)
 
 
 def sweep(flags: FlagValues) -> int:
     """Trains the missing runs, writes and prints the table, and draws the bias of the runs."""
-    chosen, (file, overrides) = comparison.settings_of(flags.set), console.config_given(flags)
+    chosen, (file, overrides) = comparison.settings_of(flags.set), command_line.config_source(flags)
     fixed = set(private_search.FIXED if flags.private else ())
     if set_twice := sorted(fixed & chosen.keys()):
         raise InputError(f"--private sets {', '.join(set_twice)}: leave it out of --set")
@@ -39,22 +39,22 @@ def sweep(flags: FlagValues) -> int:
         return _search_privately(flags, study)
     metric = comparison.metric_of(study.groups, flags.metric)
     study = dataclasses.replace(study, metric=metric)
-    workdir, should_stop = Path(flags.workdir), console.stop_after(flags.max_seconds)
+    workdir, should_stop = Path(flags.workdir), signals.stop_after(flags.max_seconds)
     out = Path(flags.out or workdir / "sweep")
-    console.check_writable(f"{out}.json")
-    console.use_compilation_cache()
+    files.check_writable(f"{out}.json")
+    jax_setup.use_compilation_cache()
     if flags.best:
-        first = studies.run_missing(study.configs(1), workdir, should_stop, console.say)
+        first = studies.run_missing(study.configs(1), workdir, should_stop, screen.say)
         if not all(first.values()):
-            return console.STOPPED
+            return options.STOPPED
         study = comparison.keep_best(study, first, flags.best)
-    rows, runs = studies.carry_out(study, flags.num_seeds, workdir, out, should_stop, console.say)
+    rows, runs = studies.carry_out(study, flags.num_seeds, workdir, out, should_stop, screen.say)
     columns = studies.columns(study.columns, rows)
     # However narrow the terminal, a comparison needs its metric and its p-value.
     always = ["p", *(x for x in columns if x.startswith(metric.replace("_", " ")))]
-    screen.show(columns, rows, file=out.with_name(f"{out.name}.md"), always=always)
+    screen.table(columns, rows, file=out.with_name(f"{out.name}.md"), always=always)
     if not studies.finished(runs, flags.num_seeds):
-        return console.STOPPED
+        return options.STOPPED
     has_bias = any(row["bias_norm"] is not None for row in rows)
     if has_bias and len({methods.full_label(row["method"]) for row in rows}) == len(rows):
         try:
@@ -63,7 +63,7 @@ def sweep(flags: FlagValues) -> int:
             return 0
         path = out.with_name(f"{out.name}.png")
         plot.compare(rows, runs, path)
-        console.say(f"{path}: bias is measured on training examples; it is NOT PRIVATE")
+        screen.say(f"{path}: bias is measured on training examples; it is NOT PRIVATE")
     return 0
 
 
@@ -84,14 +84,14 @@ def _search_privately(flags: FlagValues, study: comparison.Study) -> int:
         name: private_search.as_trial(config, selection, held_out=flags.score == "held_out")
         for name, config in study.groups.items()
     }
-    console.use_compilation_cache()
-    should_stop = console.stop_after(flags.max_seconds)
+    jax_setup.use_compilation_cache()
+    should_stop = signals.stop_after(flags.max_seconds)
     workdir = Path(flags.workdir)
-    chosen = private_search.search(trials, workdir, should_stop, console.show, show_plan)
-    return 0 if chosen else console.STOPPED
+    chosen = private_search.search(trials, workdir, should_stop, screen.show, show_plan)
+    return 0 if chosen else options.STOPPED
 
 
 def show_plan(plan: PrivacyPlan) -> None:
     """Prints the guarantee of a search and the costs of other numbers of trials."""
-    console.show(private_search.describe(plan))
-    screen.show(private_search.COSTS, private_search.costs(plan))
+    screen.show(private_search.describe(plan))
+    screen.table(private_search.COSTS, private_search.costs(plan))

@@ -7,7 +7,7 @@ import jax
 from absl.flags import FlagValues
 
 from bam import waits
-from bam.cli import console
+from bam.cli import command, jax_setup, options, screen, signals
 from bam.models.vision_transformer import PATCH
 from bam.privacy import processes
 from bam.privacy.rounding import rounded_up
@@ -17,19 +17,19 @@ from bam.training import devices, duration, loading, loop, rundir, tuning
 
 def main(argv: Sequence[str]) -> int:
     """Runs `bam train` with these arguments; returns a status of `options.STATUSES`."""
-    return console.command("train", argv, train)
+    return command.run("train", argv, train)
 
 
 def train(flags: FlagValues) -> int:
     """Builds the run, prints its privacy plan, trains."""
     config = flags.config
-    console.join_processes(flags.coordinator, flags.num_processes, flags.process_id)
+    jax_setup.join_processes(flags.coordinator, flags.num_processes, flags.process_id)
     workdir = None if config.dry_run else Path(flags.workdir)
     if workdir:
         rundir.check_resumable(workdir, config)
-    console.use_compilation_cache()
+    jax_setup.use_compilation_cache()
     # One process prints for all.
-    show = console.show if processes.writes() else lambda line: None
+    show = screen.show if processes.writes() else lambda line: None
     trainer = loop.build(config, log=show, folder=workdir)
     show(describe(trainer))
     if not workdir:
@@ -41,12 +41,12 @@ def train(flags: FlagValues) -> int:
             config.seed,
             workdir,
             on_row=lambda row: show(describe_row(row)),
-            should_stop=console.stop_after(flags.max_seconds),
+            should_stop=signals.stop_after(flags.max_seconds),
             log=show,
         )
     except loop.StoppedError as stop:
         show(f"{stop}; the same command continues it")
-        return console.STOPPED
+        return options.STOPPED
     show(f"{', '.join(test_figures(result.summary))}; files in {flags.workdir}")
     return 0
 

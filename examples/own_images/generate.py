@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from bam import waits
-from bam.cli import console
+from bam.cli import screen
 from bam.extras import needs
 
 CLASSES = ("disc", "square", "triangle")
@@ -146,6 +146,6 @@ def _shape(name: str, height: int, rng: np.random.Generator) -> Image.Image:
 
 
 if __name__ == "__main__":
-    with waits.awaited(console.show, "drawing 3,000 images"):
+    with waits.awaited(screen.show, "drawing 3,000 images"):
         for make, place in zip((write, write_archive, write_scans), sys.argv[1:], strict=False):
             make(Path(place))

@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import flags
 
 from bam import files
-from bam.cli import console
+from bam.cli import command
 from bam.training.rundir import read_rows
 from examples.own_images import generate
 
@@ -88,4 +88,4 @@ def _keep(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

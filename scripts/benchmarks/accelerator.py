@@ -22,7 +22,7 @@ from typing import NamedTuple
 from absl import flags
 
 from bam import files
-from bam.cli import console
+from bam.cli import command
 from scripts.benchmarks import timing
 
 _DEVICE = flags.DEFINE_string("device", "", "the device, for names of results: for example h100")
@@ -30,7 +30,7 @@ _WORKDIR = flags.DEFINE_string("workdir", "", "folder for runs, logs and finishe
 _OUT = flags.DEFINE_string("out", "benchmarks", "folder for results")
 _DATA = flags.DEFINE_string("data", "", "folder with CIFAR-10 in Parquet; '': no training")
 _SECONDS = flags.DEFINE_float("seconds", 540, "time for this call", lower_bound=1)
-console.require("device", "workdir")
+command.require("device", "workdir")
 
 TESTS = (
     "chacha", "exact_sums", "engine", "grid", "oracles", "position", "properties",
@@ -99,7 +99,7 @@ def run(piece: Piece, seconds: float) -> dict[str, object]:
 def main() -> None:
     """Runs the unfinished pieces until the seconds are over; a failed piece is not run again."""
     workdir, started = Path(_WORKDIR.value), time.perf_counter()
-    with console.one_line_errors():
+    with command.one_line_errors():
         workdir.mkdir(parents=True, exist_ok=True)
         record = workdir / "pieces.json"
         ends = files.read_json(record) if record.exists() else {}
@@ -122,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from bam import files, provenance
-from bam.cli import console
+from bam.cli import command
 from bam.errors import InputError
 from bam.files import JsonObject
 from scripts.benchmarks import cold_case, timing
@@ -33,7 +33,7 @@ _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 0, "of the networks; 0: each its default", lower_bound=0)
 _ONLY = flags.DEFINE_list("only", [], "cases to measure, beside those in the file; none: all")
 _TREE = flags.DEFINE_multi_string("tree", [], "NAME=FOLDER: also measure this checkout")
-console.require("out", "network")
+command.require("out", "network")
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ("jax-privacy", "torch", "opacus")
@@ -184,4 +184,4 @@ def _commit(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

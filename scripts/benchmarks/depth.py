@@ -16,7 +16,7 @@ from absl import flags
 
 import bam
 from bam import models, part_table, waits
-from bam.cli import console
+from bam.cli import command, screen
 from bam.core import oracles
 from bam.errors import InputError
 from bam.sweep import plot
@@ -31,7 +31,7 @@ _WIDTH = flags.DEFINE_integer("width", 64, "units per layer", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 10, "rounds through all methods", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "steps per round", lower_bound=1)
-console.require("out")
+command.require("out")
 
 STRENGTH = 0.05
 
@@ -52,22 +52,22 @@ STYLES = plot.STYLES | {"bam_reverse": {"color": "#009E73", "linestyle": ":"}}
 
 def main() -> None:
     """Times every method at every depth, then writes the numbers and the figure."""
-    with console.one_line_errors():
+    with command.one_line_errors():
         depths = [int(depth) for depth in _DEPTHS.value]
         if min(depths) < 2:
             raise InputError("--depths must be at least 2")
     rows = []
     for depth in depths:
         calls, compiling = {}, {}
-        with waits.awaited(console.show, f"compiling {len(METHODS)} methods of {depth} layers"):
+        with waits.awaited(screen.show, f"compiling {len(METHODS)} methods of {depth} layers"):
             for method in METHODS:
                 calls[method], compiling[method] = _step(method, depth)
-        with waits.awaited(console.show, f"timing them, {_TRIALS.value} rounds"):
+        with waits.awaited(screen.show, f"timing them, {_TRIALS.value} rounds"):
             seconds = timing.measure(calls, _TRIALS.value, _REPEATS.value)
         for method in METHODS:
             row = timing.summarize(seconds[method], compiling[method])
             rows.append({"depth": depth, "method": method, **row._asdict()})
-            console.say(
+            screen.say(
                 f"depth {depth:>4}  {METHODS[method].label:<26}  "
                 f"step {1e3 * row.median:8.2f} ms  compilation {row.compile_seconds:6.2f} s"
             )
@@ -137,4 +137,4 @@ def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import flags
 
 from bam import files, waits
-from bam.cli import console
+from bam.cli import command, screen
 from bam.files import JsonMapping
 from scripts.benchmarks import ahead
 
@@ -24,7 +24,7 @@ _TARGET = flags.DEFINE_string(
 )
 _OUT = flags.DEFINE_string("out", "", "JSON file for the answer; '': none")
 _SIZE = flags.DEFINE_integer("size", 0, "side of streamed images in pixels; 0: the data's", 0)
-console.require("config", "target")
+command.require("config", "target")
 
 
 def main() -> None:
@@ -32,11 +32,11 @@ def main() -> None:
 
     If JAX has not started in this process, it stays on CPU from now on.
     """
-    console.check_writable(_OUT.value)
+    files.check_writable(_OUT.value)
     hardware = ahead.devices_of(_TARGET.value)
-    with waits.awaited(console.show, f"compiling for {_TARGET.value}", stays=False):
+    with waits.awaited(screen.show, f"compiling for {_TARGET.value}", stays=False):
         answer = ahead.look(flags.FLAGS.config, _TARGET.value, hardware, _SIZE.value)
-    console.say(*lines(answer))
+    screen.say(*lines(answer))
     if _OUT.value:
         files.write_json(Path(_OUT.value), answer)
 
@@ -59,4 +59,4 @@ def lines(answer: JsonMapping) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

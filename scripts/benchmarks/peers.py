@@ -18,7 +18,7 @@ from absl import flags
 
 import bam
 from bam import models, provenance
-from bam.cli import console
+from bam.cli import command, jax_setup
 from bam.core import engine
 from bam.core.oracles import Method
 from bam.training import devices
@@ -30,7 +30,7 @@ _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 64, "width of ResNet-9", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all peers", lower_bound=1)
 _ONLY = flags.DEFINE_list("only", [], "peers to time; none: all")
-console.require("out")
+command.require("out")
 
 LIBRARIES = ("jax-privacy", "torch", "opacus")
 LEARNING_RATE = 1e-3
@@ -56,7 +56,7 @@ class Peer(NamedTuple):
 
 def main() -> None:
     """Checks that all private peers compute one clipped sum, then times every step in turn."""
-    console.use_compilation_cache()
+    jax_setup.use_compilation_cache()
     problem = _problem()
     peers, only = jax_peers(problem), _ONLY.value
     if not only or not peers.keys() >= {*only}:
@@ -319,4 +319,4 @@ def _relative_distance(total: Any, expected: Any) -> float:
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from bam import files, tables
-from bam.cli import console
+from bam.cli import command
 from bam.data import datasets
 from bam.files import JsonMapping, JsonObject
 from bam.training import loop, trainer
@@ -25,7 +25,7 @@ ONE_VIEW: JsonObject = {"augment.views": 1, "augment.shift": 0, "augment.flip": 
 
 def main() -> None:
     """Rewrites the tables between the page's markers."""
-    with console.one_line_errors():
+    with command.one_line_errors():
         text = PAGE.read_text(encoding="utf-8")
         files.write_text(PAGE, pages.fill(text, page_tables(Path("benchmarks"))))
 
@@ -230,4 +230,4 @@ def _depth(rows: Sequence[JsonMapping]) -> str:
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

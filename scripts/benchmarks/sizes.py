@@ -13,7 +13,7 @@ from typing import Any
 from absl import flags
 
 from bam import files, models, tables
-from bam.cli import console
+from bam.cli import command, jax_setup
 from bam.files import JsonObject
 from bam.training import methods
 from scripts.benchmarks import arithmetic, performance, timing
@@ -24,7 +24,7 @@ _BATCH = flags.DEFINE_integer("batch", 1024, "examples per step", lower_bound=1)
 _PRECISION = flags.DEFINE_enum("precision", "bfloat16", models.PRECISIONS, "network's arithmetic")
 _WIDTH = flags.DEFINE_integer("width", 64, "width of ResNet-9", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 3, "steps that are timed; the fastest counts", 1)
-console.require("out")
+command.require("out")
 
 LEAST_SECONDS = 25  # a setting starts only if this many are left
 # Method, convolution, microbatch size, views; the most informative settings first.
@@ -48,7 +48,7 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Compiles and times one setting after another until the seconds are over."""
-    console.use_compilation_cache()
+    jax_setup.use_compilation_cache()
     ends, rows = time.monotonic() + _SECONDS.value, []
     for setting in SETTINGS:
         if time.monotonic() > ends - LEAST_SECONDS:
@@ -88,4 +88,4 @@ def _timed(method: str, convolution: str, microbatch: int, views: int) -> dict[s
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

@@ -14,7 +14,7 @@ import numpy as np
 from absl import flags
 
 from bam import models
-from bam.cli import console
+from bam.cli import command, jax_setup
 from bam.files import JsonMapping
 from bam.models import layers
 from bam.training import trainer, tuning
@@ -30,7 +30,7 @@ _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all methods", lower_
 _REPEATS = flags.DEFINE_integer("repeats", 1, "steps per round", lower_bound=1)
 _MEMORY_BATCHES = flags.DEFINE_list("memory_batches", "256,4096", "batch sizes for peak memory")
 _ONLY = flags.DEFINE_list("only", [], "steps to time beside dp_sgd_ms; none: all")
-console.require("out")
+command.require("out")
 
 MATMUL_SIZE = 2048
 # Key in the JSON file -> method and its options.
@@ -47,7 +47,7 @@ VIEW_METHODS: dict[str, tuple[str, JsonMapping]] = {
 
 def main() -> None:
     """Compiles every step, times them in turn, writes milliseconds per example."""
-    console.use_compilation_cache()
+    jax_setup.use_compilation_cache()
     steps = METHODS | (VIEW_METHODS if _VIEWS.value > 1 else {})
     if _ONLY.value:
         steps = {k: v for k, v in steps.items() if k in ("dp_sgd_ms", *_ONLY.value)}
@@ -114,4 +114,4 @@ def _matmul() -> Callable[[], Any]:
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

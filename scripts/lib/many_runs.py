@@ -7,7 +7,8 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam.cli import console, options, screen
+from bam import files
+from bam.cli import command_line, jax_setup, options, screen, signals
 from bam.files import JsonObject
 from bam.sweep import method_config as configs
 from bam.sweep import runs, studies
@@ -22,22 +23,22 @@ def carry_out(study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
     If the time ends first, the script ends with exit status 3, and the same command continues.
     Returns the rows of the table and the runs.
     """
-    console.check_writable(f"{out}.json")
-    console.use_compilation_cache()
+    files.check_writable(f"{out}.json")
+    jax_setup.use_compilation_cache()
     num_seeds, workdir = flags.FLAGS.num_seeds, Path(flags.FLAGS.workdir)
-    stop = console.stop_after(flags.FLAGS.max_seconds)
-    rows, trained = studies.carry_out(study, num_seeds, workdir, out, stop, console.say)
-    screen.show(studies.columns(study.columns, rows), rows, file=out.with_name(f"{out.name}.md"))
+    stop = signals.stop_after(flags.FLAGS.max_seconds)
+    rows, trained = studies.carry_out(study, num_seeds, workdir, out, stop, screen.say)
+    screen.table(studies.columns(study.columns, rows), rows, file=out.with_name(f"{out.name}.md"))
     if not studies.finished(trained, num_seeds):
-        sys.exit(console.STOPPED)
+        sys.exit(options.STOPPED)
     return rows, trained
 
 
 def run_missing(groups: Mapping[str, runs.Configs]) -> dict[str, dict[int, runs.FinishedRun]]:
     """Trains the runs that `--workdir` lacks; returns group -> seed -> finished run."""
-    console.use_compilation_cache()
-    stop = console.stop_after(flags.FLAGS.max_seconds)
-    return studies.run_missing(groups, Path(flags.FLAGS.workdir), stop, console.say)
+    jax_setup.use_compilation_cache()
+    stop = signals.stop_after(flags.FLAGS.max_seconds)
+    return studies.run_missing(groups, Path(flags.FLAGS.workdir), stop, screen.say)
 
 
 def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> ConfigDict:
@@ -46,5 +47,5 @@ def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> Con
     The script itself sets the `fixed` keys, so a command line that sets one is an error. Without a
     `path` the file is that of `--config`.
     """
-    file, overrides = console.config_given(flags.FLAGS)
+    file, overrides = command_line.config_source(flags.FLAGS)
     return configs.method_config(path or file, method, overrides, fixed)

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bam import files
-from bam.cli import console
+from bam.cli import command
 
 FILE = re.compile(r"^<!-- ((?:docs|benchmarks)/\S+\.md) -->$", re.MULTILINE)
 
 
 def main() -> None:
     """Rewrites the tables of every page."""
-    with console.one_line_errors():
+    with command.one_line_errors():
         for page in sorted(Path("docs").glob("*.md")):
             files.write_text(page, filled(page, Path()))
 
@@ -40,4 +40,4 @@ def fill(text: str, tables: Mapping[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

@@ -16,7 +16,7 @@ import numpy as np
 from absl import flags
 
 from bam import files, tables
-from bam.cli import console
+from bam.cli import command
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.sweep import plot, runs
@@ -31,7 +31,7 @@ _METHODS = flags.DEFINE_list(
     "dp_sgd,dp_sat:0.086,bam_sam:0.01,bam_sam:0.02,bam_sam:0.05,bam_sam:0.1,bam_exact:0.02",
     "methods to train and draw, METHOD or METHOD:STRENGTH",
 )
-console.require("figure", "workdir")
+command.require("figure", "workdir")
 
 SMALLEST, LARGEST = 64, 4096  # batch sizes of figures 5 and 6; all use LARGEST examples
 # Positions `[n]` and a value for each seed `[seeds, n]`.
@@ -40,7 +40,7 @@ Points = tuple[Sequence[float], np.ndarray]
 
 def main() -> None:
     """Trains the missing runs of a figure, then writes its picture and its numbers."""
-    with console.one_line_errors():
+    with command.one_line_errors():
         path = Path(_OUT.value) / f"figure{_FIGURE.value}"
         path.parent.mkdir(parents=True, exist_ok=True)
         series = [_series(name) for name in _METHODS.value]
@@ -196,4 +196,4 @@ FIGURES: dict[str, Callable[[Sequence[Series], Path], None]] = {
 }
 
 if __name__ == "__main__":
-    console.run(main, ["--config=configs/cifar10_small.py"])
+    command.run_script(main, ["--config=configs/cifar10_small.py"])

@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import ConfigDict
 from sklearn.linear_model import LogisticRegression
 
-from bam.cli import console
+from bam.cli import command
 from bam.data import datasets
 from bam.sweep import plot
 from bam.sweep.comparison import Study
@@ -20,7 +20,7 @@ from scripts.lib import many_runs
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _EPSILONS = flags.DEFINE_list("epsilons", "0.1,0.2,0.5,1,2,5,10", "privacy budgets")
-console.require("workdir", "out")
+command.require("workdir", "out")
 
 # Clipped quantity -> the method whose line style draws it.
 CLIPPINGS = {"gradients": "dp_sgd", "inputs": "bam_sam"}
@@ -28,7 +28,7 @@ CLIPPINGS = {"gradients": "dp_sgd", "inputs": "bam_sam"}
 
 def main() -> None:
     """Trains every budget and clipping, then writes table and figure."""
-    with console.one_line_errors():
+    with command.one_line_errors():
         groups = {
             f"{clipping} ε={epsilon}": _config(clipping, float(epsilon))
             for epsilon in _EPSILONS.value
@@ -84,4 +84,4 @@ def _config(clipping: str, epsilon: float) -> ConfigDict:
 
 
 if __name__ == "__main__":
-    console.run(main, ["--config=configs/logistic.py", "--num_seeds=20"])
+    command.run_script(main, ["--config=configs/logistic.py", "--num_seeds=20"])

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from bam.cli import console
+from bam.cli import command
 from bam.part_table import METHODS
 from bam.sweep import plot
 from bam.sweep.plot import log_axis, plt
@@ -384,4 +384,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    console.run(main)
+    command.run_script(main)

@@ -11,7 +11,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from bam import tables
-from bam.cli import console
+from bam.cli import command
 from bam.errors import InputError
 from bam.sweep import plot
 from bam.sweep.comparison import Study
@@ -26,8 +26,8 @@ _DATASETS = flags.DEFINE_list(
 )
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam", "methods to run")
 _EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; '': those of the paper's table")
-console.require("workdir")
-console.ensure(
+command.require("workdir")
+command.ensure(
     ("datasets", "methods"),
     lambda datasets, methods: datasets and "dp_sgd" in methods,
     "--datasets must not be empty, and --methods must contain dp_sgd",
@@ -60,7 +60,7 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Trains the missing runs until the time is up, then writes table and figures."""
-    with console.one_line_errors():
+    with command.one_line_errors():
         cells = {
             f"{name} {method} ε={epsilon:g}": (name, method, epsilon)
             for name in _DATASETS.value
@@ -138,4 +138,4 @@ def _config(name: str, method: str, epsilon: float) -> ConfigDict:
 
 
 if __name__ == "__main__":
-    console.run(main, defaults=["--config=bam/training/config.py"])
+    command.run_script(main, defaults=["--config=bam/training/config.py"])
