@@ -38,12 +38,11 @@ SETTINGS = Path(__file__).parents[1] / "docs/demo/settings.json"
 
 def main() -> None:
     """Trains and shows the entries."""
-    with command.one_line_errors():
-        workdir = Path(flags.FLAGS.workdir)
-        print(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
-        study = Study(chosen(), lambda name: next(iter(ENTRIES)))
-        rows, runs_by_entry = many_runs.carry_out(study, workdir / "sweep")
-        draw(rows, runs_by_entry, workdir / "sweep.png")
+    workdir = Path(flags.FLAGS.workdir)
+    print(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
+    study = Study(chosen(), lambda name: next(iter(ENTRIES)))
+    rows, runs_by_entry = many_runs.carry_out(study, workdir / "sweep")
+    draw(rows, runs_by_entry, workdir / "sweep.png")
     print(*(f"{row['label']}: {verdict(row)}" for row in rows), sep="\n")
     print(f"picture: {workdir / 'sweep.png'} (bias is of training images: not private)")
 
@@ -96,4 +95,4 @@ def draw(rows: Sequence[JsonMapping], runs_by_entry: Runs, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    command.run_script(main, DEFAULTS)
+    command.run_script(main, defaults=DEFAULTS)

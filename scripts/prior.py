@@ -201,15 +201,13 @@ def whitening(
 
 def main() -> None:
     """Writes the file, and prints its SHA-256."""
-    with command.one_line_errors():
-        files.check_writable(_OUT.value)
-        metadata = {"command": "python -m scripts.prior", "commit": provenance.git_commit()}
-        content = safetensors.numpy.save(make(), metadata)
-        files.write_bytes(Path(_OUT.value), content)
-        print(hashlib.sha256(content).hexdigest())
+    files.check_writable(_OUT.value)
+    metadata = {"command": "python -m scripts.prior", "commit": provenance.git_commit()}
+    content = safetensors.numpy.save(make(), metadata)
+    files.write_bytes(Path(_OUT.value), content)
+    print(hashlib.sha256(content).hexdigest())
 
 
 if __name__ == "__main__":  # here, because a module that imports this one may define --out, too
     _OUT = flags.DEFINE_string("out", "", "safetensors file to write")
-    command.require("out")
-    command.run_script(main)
+    command.run_script(main, ["out"])

@@ -98,10 +98,9 @@ def tables() -> dict[str, dict[str, str]]:
 
 def main() -> None:
     """Rewrites the generated parts of the pages."""
-    with command.one_line_errors():
-        for page, texts in tables().items():
-            text = Path(page).read_text(encoding="utf-8")
-            files.write_text(Path(page), pages.fill(text, texts))
+    for page, texts in tables().items():
+        text = Path(page).read_text(encoding="utf-8")
+        files.write_text(Path(page), pages.fill(text, texts))
 
 
 if __name__ == "__main__":

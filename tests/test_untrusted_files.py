@@ -218,15 +218,17 @@ def test_a_cache_that_others_own_or_write_to_is_passed_over(tmp_path, monkeypatc
 EVIL = "a\x1b[2J\u202eb\n=1\r\u200f"
 
 
-def test_a_name_moves_no_cursor_adds_no_line_and_hides_nothing(capsys, monkeypatch):
+def refuse(error):
+    raise error
+
+
+def test_a_name_moves_no_cursor_adds_no_line_and_hides_nothing(capsys):
     screen.say(f"left out: {EVIL}", "plain: é, 日本, – ε\xa0".strip())
     screen.show("a plan\nof two lines")
     screen.table(tables.text(EVIL, "n"), [[f"[bold]{EVIL}", "1"]], EVIL)
     screen.say(EVIL, error=True)
-    monkeypatch.setattr(sys, "argv", ["bam", "--debug"])
     for error in (DataError(EVIL), bam.InputError(EVIL)):
-        with pytest.raises(SystemExit), command.one_line_errors():
-            raise error
+        assert command.status_of(lambda error=error: refuse(error), debug=True) == 2
     assert command.status_of(lambda: [][EVIL]) == 1  # a fault
     assert command.status_of(lambda: exec("raise ValueError(EVIL)", {"EVIL": EVIL})) == 1
     shown = capsys.readouterr()

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +17,6 @@ from absl import flags
 from bam.cli import command_line, jax_setup, options, screen, signals
 from bam.errors import InputError
 from bam.extras import MissingExtraError
-from bam.files import JsonObject
 from bam.text import visible
 from bam.training import named_configs
 
@@ -36,64 +35,78 @@ def run(name: str, argv: Sequence[str], body: Body) -> int:
     with the arguments after them. `--help` prints the help without calling it.
     """
     row = options.COMMANDS[name]
-    values = flags.FlagValues()
 
-    def run() -> int | None:
+    def call() -> int | None:
         if options.asks_for_help(argv):
             screen.show(options.help_of(name))
             return 0
+        values = flags.FlagValues()
         options.define(values, (*row.flags, options.DEBUG))
-        rest = command_line.parse(values, argv, f"bam {name}")
-        if rest and not row.positional:
-            raise InputError(_unexpected(rest[0]))
-        for flag in row.flags:
-            if flag.required and values[flag.name].value in (None, "", []):
-                raise InputError(f"--{flag.name} is required: {flag.help}")
+        required = [flag.name for flag in row.flags if flag.required]
+        rest = _parse(values, argv, f"bam {name}", required, row.positional)
         for rule in row.rules:
             if not rule.holds(values):
                 raise InputError(rule.message)
         jax_setup.use_all_cores()
         return body(values, rest) if row.positional else body(values)
 
-    return status_of(run, _has_debug(argv))
+    return status_of(call, _has_debug(argv))
 
 
-def run_script(main: Callable[[], None], defaults: Sequence[str] = ()) -> NoReturn:
+def run_script(
+    main: Callable[[], None], required: Sequence[str] = (), defaults: Sequence[str] = ()
+) -> NoReturn:
     """Runs a script's `main` with absl's global flags, as a command is run; ends the process.
 
-    `defaults` are flags such as "--num_steps=9", each used unless the command line sets it.
+    Without a value for a flag in `required` it ends before any work. `defaults` are flags such as
+    "--num_steps=9", each used unless the command line sets it.
     """
     names = {command_line.flag_name(argument) for argument in sys.argv[1:]}
     argv = [*(x for x in defaults if command_line.flag_name(x) not in names), *sys.argv[1:]]
 
-    def body() -> None:
+    def call() -> None:
         if options.asks_for_help(argv):
             screen.show("\n".join([sys.modules["__main__"].__doc__ or "", *_lines_of(flags.FLAGS)]))
             return
         if "debug" not in flags.FLAGS:
             options.define(flags.FLAGS, [options.DEBUG])
-        rest = command_line.parse(flags.FLAGS, argv, sys.argv[0])
-        if rest:
-            raise InputError(_unexpected(rest[0]))
+        _parse(flags.FLAGS, argv, sys.argv[0], required)
         jax_setup.use_all_cores()
         main()
 
     signals.end_at_interrupts()
-    leave(status_of(body, _has_debug(argv)))
+    leave(status_of(call, _has_debug(argv)))
 
 
-def status_of(run: Callable[[], int | None], debug: bool = False) -> int:
-    """Calls `run`, prints its error, and returns its exit status.
+def _parse(
+    values: flags.FlagValues,
+    argv: Sequence[str],
+    program: str,
+    required: Iterable[str],
+    positional: bool = False,
+) -> list[str]:
+    """Parses flags, of which some are required; returns the arguments after them."""
+    rest = command_line.parse(values, argv, program)
+    if rest and not positional:
+        raise InputError(f"{rest[0]!r} is not a flag: see --help")
+    for name in required:
+        if values[name].value in (None, "", []):
+            raise InputError(f"--{name} is required: {values[name].help}")
+    return rest
 
-    Bad input is printed in one line, a fault with its traceback. Signal handlers, warnings, logging
-    and the environment are put back at the end.
+
+def status_of(call: Callable[[], int | None], debug: bool = False) -> int:
+    """Calls a function, prints its error, and returns its exit status.
+
+    A user's mistake is printed as one line, `error: …`; with `debug` its traceback stands above.
+    Any other error is a fault and keeps its traceback, which ends with a note on whose fault it is.
+    Signal handlers, warnings, logging and the environment are put back at the end.
     """
     with _put_back():
         try:
-            with one_line_errors(debug):
-                status = run() or 0
-                sys.stdout.flush()
-                return status
+            status = call() or 0
+            sys.stdout.flush()
+            return status
         except SystemExit as end:
             if isinstance(end.code, str):
                 screen.say(end.code, error=True)
@@ -103,9 +116,16 @@ def status_of(run: Callable[[], int | None], debug: bool = False) -> int:
         except KeyboardInterrupt:
             screen.say("error: interrupted", error=True)
             return options.INTERRUPTED
-        except Exception:
-            screen.say(*traceback.format_exc().rstrip("\n").split("\n"), error=True)
-            return options.FAULT
+        except Exception as error:
+            mistake = _mistake(error)
+            if mistake is None:
+                error.add_note(_whose(error))
+            if mistake is None or debug:
+                screen.say(*traceback.format_exc().rstrip("\n").split("\n"), error=True)
+            if mistake is None:
+                return options.FAULT
+            screen.say(f"error: {' '.join(mistake.split())}", error=True)
+            return options.BAD_INPUT
 
 
 def leave(status: int) -> NoReturn:
@@ -123,8 +143,6 @@ def leave(status: int) -> NoReturn:
 @contextlib.contextmanager
 def _put_back() -> Iterator[None]:
     """Prints warnings in one line each; at the end, undoes a command's changes to the process."""
-    numbers = (signal.SIGINT, signal.SIGTERM) if signals.in_main_thread() else ()
-    handlers = {number: signal.getsignal(number) for number in numbers}
     formatwarning, environ = warnings.formatwarning, dict(os.environ)
     modules = named_configs.imported()
     # JAX logs each absent kind of accelerator, which says nothing new to a user.
@@ -133,14 +151,12 @@ def _put_back() -> Iterator[None]:
     logger.setLevel(logging.WARNING)
     warnings.formatwarning = _warning
     try:
-        yield
+        with signals.put_back(signal.SIGINT, signal.SIGTERM):
+            yield
     finally:
         warnings.formatwarning = formatwarning
         named_configs.put_back(modules)
         logger.setLevel(level)
-        for number, handler in handlers.items():
-            if handler is not None:  # None: set outside Python, which cannot set it again
-                signal.signal(number, handler)
         if environ != dict(os.environ):
             os.environ.clear()
             os.environ.update(environ)
@@ -152,50 +168,14 @@ def _warning(message: Warning | str, *location: Any, **more: Any) -> str:
     return f"warning: {visible(str(message))}\n"
 
 
-def require(*names: str) -> None:
-    """Declares global flags that a script needs; without one it ends before any work."""
-    for name in names:
-        message = f"--{name} is required: {flags.FLAGS[name].help}"
-        ensure((name,), lambda value: value not in (None, "", []), message)
-
-
-def ensure(names: Sequence[str], holds: Callable[..., bool], message: str) -> None:
-    """Declares a condition on global flags: if `holds` is false, `message` is the error."""
-
-    def check(values: JsonObject) -> bool:
-        if not holds(*(values[name] for name in names)):
-            raise InputError(message)  # absl's own error would list all values first
-        return True
-
-    flags.register_multi_flags_validator(names, check)
-
-
-@contextlib.contextmanager
-def one_line_errors(debug: bool | None = None) -> Iterator[None]:
-    """Turns a user's mistakes into `error: …` on standard error and exit status 2.
+def _mistake(error: Exception) -> str | None:
+    """The text of an error that is no fault, with advice; None for a fault.
 
     These are an InputError, a refusal of the system (`OSError`), an extra that is not installed,
-    and too little memory. With `debug` (None: if the command line has `--debug`) the traceback
-    stands above the line. Any other error is a fault and keeps its traceback, which ends with a
-    note on whose fault it is.
+    too little memory, and the loss of a process.
     """
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except (InputError, OSError, MissingExtraError) as error:
-        _fail(str(error), debug)
-    except Exception as error:
-        if text := _too_much(error):
-            _fail(text, debug)
-        notes = getattr(error, "__notes__", [])
-        if (note := _whose(error)) not in notes:
-            error.add_note(note)
-        raise
-
-
-def _too_much(error: Exception) -> str:
-    """Advice if the error means that memory ran out or a process was lost; otherwise ""."""
+    if isinstance(error, InputError | OSError | MissingExtraError):
+        return str(error)
     text, jax = " ".join(str(error).split()), sys.modules.get("jax")
     from_jax = jax is not None and isinstance(error, jax.errors.JaxRuntimeError)
     if isinstance(error, MemoryError) or (from_jax and "RESOURCE_EXHAUSTED" in text):
@@ -203,7 +183,7 @@ def _too_much(error: Exception) -> str:
         return f"there is not enough memory: {advice} ({text[:200]})"
     if from_jax and jax and jax.process_count() > 1:
         return f"a process of this run was lost: start all processes again to resume ({text[:200]})"
-    return ""
+    return None
 
 
 def _whose(error: Exception) -> str:
@@ -214,19 +194,6 @@ def _whose(error: Exception) -> str:
     if is_bam or any(map(Path(file).is_relative_to, _LIBRARIES)):
         return "This is a fault of bam: please report it with all lines above."
     return f"This is a fault of {file}, which is not a part of bam."
-
-
-def _fail(message: str, debug: bool | None) -> NoReturn:
-    """Prints an error in one line, with `--debug` below its traceback, and ends the command."""
-    if _has_debug(sys.argv) if debug is None else debug:
-        screen.say(*traceback.format_exc().splitlines(), error=True)
-    screen.say(f"error: {' '.join(message.split())}", error=True)
-    sys.exit(options.BAD_INPUT)
-
-
-def _unexpected(argument: str) -> str:
-    """The error for an argument of a command that takes only flags."""
-    return f"{argument!r} is not a flag: see --help"
 
 
 def _has_debug(argv: Sequence[str]) -> bool:

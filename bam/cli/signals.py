@@ -33,7 +33,7 @@ def stop_after(max_seconds: float) -> Callable[[], bool]:
     """
     deadline = time.monotonic() + (max_seconds or math.inf)
     requested = threading.Event()
-    if in_main_thread():
+    if _in_main_thread():
         handler = signal.getsignal(signal.SIGINT)
         owner = getattr(handler, "__self__", None)
         stop = _Stop(requested, owner.earlier if isinstance(owner, _Stop) else handler)
@@ -44,7 +44,7 @@ def stop_after(max_seconds: float) -> Callable[[], bool]:
 
 def end_at_interrupts() -> None:
     """Makes Ctrl-C end the process at once: its files are whole, and its threads would go on."""
-    if in_main_thread():
+    if _in_main_thread():
         signal.signal(signal.SIGINT, _end_at_once)
 
 
@@ -61,24 +61,33 @@ def as_exceptions() -> Iterator[None]:
 
     After the first signal, others are ignored until the context ends.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if in_main_thread() else ()
-    handlers = {number: signal.getsignal(number) for number in numbers}
+    with put_back(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as handlers:
 
-    def end(number: int, frame: object) -> None:
-        for each in numbers:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
+        def end(number: int, frame: object) -> None:
+            for each in handlers:
+                signal.signal(each, signal.SIG_IGN)
+            raise KeyboardInterrupt
 
-    for number, handler in handlers.items():
-        if handler != signal.SIG_IGN:  # nohup ignores SIGHUP, and so it stays
-            signal.signal(number, end)
-    try:
+        for number, handler in handlers.items():
+            if handler != signal.SIG_IGN:  # nohup ignores SIGHUP, and so it stays
+                signal.signal(number, end)
         yield
+
+
+@contextlib.contextmanager
+def put_back(*numbers: signal.Signals) -> Iterator[dict[signal.Signals, Any]]:
+    """Yields the handlers of signals, and sets them again at the end.
+
+    In a thread that does not handle signals, it yields none.
+    """
+    handlers = {x: signal.getsignal(x) for x in numbers} if _in_main_thread() else {}
+    try:
+        yield handlers
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: set outside Python, which cannot set it again
+                signal.signal(number, handler)
 
 
-def in_main_thread() -> bool:
-    """Whether this thread is the one that handles signals."""
+def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()

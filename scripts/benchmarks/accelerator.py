@@ -30,7 +30,6 @@ _WORKDIR = flags.DEFINE_string("workdir", "", "folder for runs, logs and finishe
 _OUT = flags.DEFINE_string("out", "benchmarks", "folder for results")
 _DATA = flags.DEFINE_string("data", "", "folder with CIFAR-10 in Parquet; '': no training")
 _SECONDS = flags.DEFINE_float("seconds", 540, "time for this call", lower_bound=1)
-command.require("device", "workdir")
 
 TESTS = (
     "chacha", "exact_sums", "engine", "grid", "oracles", "position", "properties",
@@ -99,27 +98,26 @@ def run(piece: Piece, seconds: float) -> dict[str, object]:
 def main() -> None:
     """Runs the unfinished pieces until the seconds are over; a failed piece is not run again."""
     workdir, started = Path(_WORKDIR.value), time.perf_counter()
-    with command.one_line_errors():
-        workdir.mkdir(parents=True, exist_ok=True)
-        record = workdir / "pieces.json"
-        ends = files.read_json(record) if record.exists() else {}
-        for piece in pieces():
-            if ends.get(piece.name, {}).get("end", "cut off") not in ("stopped", "cut off"):
-                continue
-            remaining = _SECONDS.value - (time.perf_counter() - started)
-            if remaining < LEAST_SECONDS:
-                print(f"not run: {piece.name} and later pieces; the same command continues")
-                break
-            ends[piece.name] = run(piece, remaining)
-            print(f"{piece.name}: {ends[piece.name]['end']}, {ends[piece.name]['seconds']} s")
-            files.write_json(record, ends)
-        out = Path(_OUT.value)
-        timing.keep(out / f"accelerator_{_DEVICE.value}.json", {"pieces": ends})
-        for method in ("dp_sgd", "bam_sam"):
-            for name in ("summary.json", "metrics.jsonl"):
-                if (file := workdir / method / name).exists():
-                    shutil.copy(file, out / f"{method}_{_DEVICE.value}_{name}")
+    workdir.mkdir(parents=True, exist_ok=True)
+    record = workdir / "pieces.json"
+    ends = files.read_json(record) if record.exists() else {}
+    for piece in pieces():
+        if ends.get(piece.name, {}).get("end", "cut off") not in ("stopped", "cut off"):
+            continue
+        remaining = _SECONDS.value - (time.perf_counter() - started)
+        if remaining < LEAST_SECONDS:
+            print(f"not run: {piece.name} and later pieces; the same command continues")
+            break
+        ends[piece.name] = run(piece, remaining)
+        print(f"{piece.name}: {ends[piece.name]['end']}, {ends[piece.name]['seconds']} s")
+        files.write_json(record, ends)
+    out = Path(_OUT.value)
+    timing.keep(out / f"accelerator_{_DEVICE.value}.json", {"pieces": ends})
+    for method in ("dp_sgd", "bam_sam"):
+        for name in ("summary.json", "metrics.jsonl"):
+            if (file := workdir / method / name).exists():
+                shutil.copy(file, out / f"{method}_{_DEVICE.value}_{name}")
 
 
 if __name__ == "__main__":
-    command.run_script(main)
+    command.run_script(main, ["device", "workdir"])

@@ -33,7 +33,6 @@ _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 0, "of the networks; 0: each its default", lower_bound=0)
 _ONLY = flags.DEFINE_list("only", [], "cases to measure, beside those in the file; none: all")
 _TREE = flags.DEFINE_multi_string("tree", [], "NAME=FOLDER: also measure this checkout")
-command.require("out", "network")
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARIES = ("jax-privacy", "torch", "opacus")
@@ -184,4 +183,4 @@ def _commit(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    command.run_script(main)
+    command.run_script(main, ["out", "network"])

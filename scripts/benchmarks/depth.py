@@ -31,7 +31,6 @@ _WIDTH = flags.DEFINE_integer("width", 64, "units per layer", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 10, "rounds through all methods", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "steps per round", lower_bound=1)
-command.require("out")
 
 STRENGTH = 0.05
 
@@ -52,10 +51,9 @@ STYLES = plot.STYLES | {"bam_reverse": {"color": "#009E73", "linestyle": ":"}}
 
 def main() -> None:
     """Times every method at every depth, then writes the numbers and the figure."""
-    with command.one_line_errors():
-        depths = [int(depth) for depth in _DEPTHS.value]
-        if min(depths) < 2:
-            raise InputError("--depths must be at least 2")
+    depths = [int(depth) for depth in _DEPTHS.value]
+    if min(depths) < 2:
+        raise InputError("--depths must be at least 2")
     rows = []
     for depth in depths:
         calls, compiling = {}, {}
@@ -137,4 +135,4 @@ def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
 
 
 if __name__ == "__main__":
-    command.run_script(main)
+    command.run_script(main, ["out"])

@@ -24,7 +24,6 @@ _TARGET = flags.DEFINE_string(
 )
 _OUT = flags.DEFINE_string("out", "", "JSON file for the answer; '': none")
 _SIZE = flags.DEFINE_integer("size", 0, "side of streamed images in pixels; 0: the data's", 0)
-command.require("config", "target")
 
 
 def main() -> None:
@@ -59,4 +58,4 @@ def lines(answer: JsonMapping) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    command.run_script(main)
+    command.run_script(main, ["config", "target"])

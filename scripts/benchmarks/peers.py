@@ -30,7 +30,6 @@ _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _WIDTH = flags.DEFINE_integer("width", 64, "width of ResNet-9", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all peers", lower_bound=1)
 _ONLY = flags.DEFINE_list("only", [], "peers to time; none: all")
-command.require("out")
 
 LIBRARIES = ("jax-privacy", "torch", "opacus")
 LEARNING_RATE = 1e-3
@@ -319,4 +318,4 @@ def _relative_distance(total: Any, expected: Any) -> float:
 
 
 if __name__ == "__main__":
-    command.run_script(main)
+    command.run_script(main, ["out"])

@@ -25,9 +25,8 @@ ONE_VIEW: JsonObject = {"augment.views": 1, "augment.shift": 0, "augment.flip": 
 
 def main() -> None:
     """Rewrites the tables between the page's markers."""
-    with command.one_line_errors():
-        text = PAGE.read_text(encoding="utf-8")
-        files.write_text(PAGE, pages.fill(text, page_tables(Path("benchmarks"))))
+    text = PAGE.read_text(encoding="utf-8")
+    files.write_text(PAGE, pages.fill(text, page_tables(Path("benchmarks"))))
 
 
 def experiment(method: str, batch: int, changes: JsonMapping) -> trainer.Trainer:

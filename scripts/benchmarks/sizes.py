@@ -24,7 +24,6 @@ _BATCH = flags.DEFINE_integer("batch", 1024, "examples per step", lower_bound=1)
 _PRECISION = flags.DEFINE_enum("precision", "bfloat16", models.PRECISIONS, "network's arithmetic")
 _WIDTH = flags.DEFINE_integer("width", 64, "width of ResNet-9", lower_bound=1)
 _STEPS = flags.DEFINE_integer("steps", 3, "steps that are timed; the fastest counts", 1)
-command.require("out")
 
 LEAST_SECONDS = 25  # a setting starts only if this many are left
 # Method, convolution, microbatch size, views; the most informative settings first.
@@ -88,4 +87,4 @@ def _timed(method: str, convolution: str, microbatch: int, views: int) -> dict[s
 
 
 if __name__ == "__main__":
-    command.run_script(main)
+    command.run_script(main, ["out"])

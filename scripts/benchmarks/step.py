@@ -30,7 +30,6 @@ _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all methods", lower_
 _REPEATS = flags.DEFINE_integer("repeats", 1, "steps per round", lower_bound=1)
 _MEMORY_BATCHES = flags.DEFINE_list("memory_batches", "256,4096", "batch sizes for peak memory")
 _ONLY = flags.DEFINE_list("only", [], "steps to time beside dp_sgd_ms; none: all")
-command.require("out")
 
 MATMUL_SIZE = 2048
 # Key in the JSON file -> method and its options.
@@ -114,4 +113,4 @@ def _matmul() -> Callable[[], Any]:
 
 
 if __name__ == "__main__":
-    command.run_script(main)
+    command.run_script(main, ["out"])

@@ -17,9 +17,8 @@ FILE = re.compile(r"^<!-- ((?:docs|benchmarks)/\S+\.md) -->$", re.MULTILINE)
 
 def main() -> None:
     """Rewrites the tables of every page."""
-    with command.one_line_errors():
-        for page in sorted(Path("docs").glob("*.md")):
-            files.write_text(page, filled(page, Path()))
+    for page in sorted(Path("docs").glob("*.md")):
+        files.write_text(page, filled(page, Path()))
 
 
 def filled(page: Path, root: Path) -> str:

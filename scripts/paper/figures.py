@@ -31,7 +31,6 @@ _METHODS = flags.DEFINE_list(
     "dp_sgd,dp_sat:0.086,bam_sam:0.01,bam_sam:0.02,bam_sam:0.05,bam_sam:0.1,bam_exact:0.02",
     "methods to train and draw, METHOD or METHOD:STRENGTH",
 )
-command.require("figure", "workdir")
 
 SMALLEST, LARGEST = 64, 4096  # batch sizes of figures 5 and 6; all use LARGEST examples
 # Positions `[n]` and a value for each seed `[seeds, n]`.
@@ -40,15 +39,14 @@ Points = tuple[Sequence[float], np.ndarray]
 
 def main() -> None:
     """Trains the missing runs of a figure, then writes its picture and its numbers."""
-    with command.one_line_errors():
-        path = Path(_OUT.value) / f"figure{_FIGURE.value}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        series = [_series(name) for name in _METHODS.value]
-        trained = many_runs.run_missing({s.slug: s.configs for s in series})
-        if any(len(trained[s.slug]) < len(s.configs) for s in series):
-            return
-        finished = [s._replace(rows=_rows(s, trained[s.slug])) for s in series]
-        FIGURES[str(_FIGURE.value)](finished, path)
+    path = Path(_OUT.value) / f"figure{_FIGURE.value}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    series = [_series(name) for name in _METHODS.value]
+    trained = many_runs.run_missing({s.slug: s.configs for s in series})
+    if any(len(trained[s.slug]) < len(s.configs) for s in series):
+        return
+    finished = [s._replace(rows=_rows(s, trained[s.slug])) for s in series]
+    FIGURES[str(_FIGURE.value)](finished, path)
     print(f"{path}.png and .csv")
 
 
@@ -196,4 +194,4 @@ FIGURES: dict[str, Callable[[Sequence[Series], Path], None]] = {
 }
 
 if __name__ == "__main__":
-    command.run_script(main, ["--config=configs/cifar10_small.py"])
+    command.run_script(main, ["figure", "workdir"], ["--config=configs/cifar10_small.py"])

@@ -20,7 +20,6 @@ from scripts.lib import many_runs
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _EPSILONS = flags.DEFINE_list("epsilons", "0.1,0.2,0.5,1,2,5,10", "privacy budgets")
-command.require("workdir", "out")
 
 # Clipped quantity -> the method whose line style draws it.
 CLIPPINGS = {"gradients": "dp_sgd", "inputs": "bam_sam"}
@@ -28,19 +27,18 @@ CLIPPINGS = {"gradients": "dp_sgd", "inputs": "bam_sam"}
 
 def main() -> None:
     """Trains every budget and clipping, then writes table and figure."""
-    with command.one_line_errors():
-        groups = {
-            f"{clipping} ε={epsilon}": _config(clipping, float(epsilon))
-            for epsilon in _EPSILONS.value
-            for clipping in CLIPPINGS
-        }
-        study = Study(
-            groups,
-            lambda label: f"gradients {label.split(' ')[1]}",
-            fields=lambda label, _: {"target_epsilon": groups[label].epsilon},
-        )
-        rows, _ = many_runs.carry_out(study, Path(_OUT.value))
-        draw(rows, non_private_accuracy(), Path(f"{_OUT.value}.png"))
+    groups = {
+        f"{clipping} ε={epsilon}": _config(clipping, float(epsilon))
+        for epsilon in _EPSILONS.value
+        for clipping in CLIPPINGS
+    }
+    study = Study(
+        groups,
+        lambda label: f"gradients {label.split(' ')[1]}",
+        fields=lambda label, _: {"target_epsilon": groups[label].epsilon},
+    )
+    rows, _ = many_runs.carry_out(study, Path(_OUT.value))
+    draw(rows, non_private_accuracy(), Path(f"{_OUT.value}.png"))
 
 
 def non_private_accuracy() -> float:
@@ -84,4 +82,4 @@ def _config(clipping: str, epsilon: float) -> ConfigDict:
 
 
 if __name__ == "__main__":
-    command.run_script(main, ["--config=configs/logistic.py", "--num_seeds=20"])
+    command.run_script(main, ["workdir", "out"], ["--config=configs/logistic.py", "--num_seeds=20"])

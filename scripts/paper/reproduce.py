@@ -26,12 +26,6 @@ _DATASETS = flags.DEFINE_list(
 )
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam", "methods to run")
 _EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; '': those of the paper's table")
-command.require("workdir")
-command.ensure(
-    ("datasets", "methods"),
-    lambda datasets, methods: datasets and "dp_sgd" in methods,
-    "--datasets must not be empty, and --methods must contain dp_sgd",
-)
 
 # data -> ε -> method -> test accuracy in %: mean and SD of 3 seeds (ImageNet32: one run).
 # The paper has one column for BAM; its runs use the SAM approximation.
@@ -60,30 +54,31 @@ COLUMNS: tables.Columns = {
 
 def main() -> None:
     """Trains the missing runs until the time is up, then writes table and figures."""
-    with command.one_line_errors():
-        cells = {
-            f"{name} {method} ε={epsilon:g}": (name, method, epsilon)
-            for name in _DATASETS.value
-            for epsilon in _epsilons(name)
-            for method in _METHODS.value
-        }
-        groups = {label: _config(*cell) for label, cell in cells.items()}
+    if not _DATASETS.value or "dp_sgd" not in _METHODS.value:
+        raise InputError("--datasets must not be empty, and --methods must contain dp_sgd")
+    cells = {
+        f"{name} {method} ε={epsilon:g}": (name, method, epsilon)
+        for name in _DATASETS.value
+        for epsilon in _epsilons(name)
+        for method in _METHODS.value
+    }
+    groups = {label: _config(*cell) for label, cell in cells.items()}
 
-        def baseline(label: str) -> str:
-            name, _, epsilon = cells[label]
-            return f"{name} dp_sgd ε={epsilon:g}"
+    def baseline(label: str) -> str:
+        name, _, epsilon = cells[label]
+        return f"{name} dp_sgd ε={epsilon:g}"
 
-        def columns(label: str, runs: Sequence[FinishedRun]) -> dict[str, Any]:
-            name, method, epsilon = cells[label]
-            paper = PAPER.get(groups[label].dataset.name, {}).get(epsilon, {})
-            ours, theirs = paper.get(method), paper.get("dp_sgd")
-            gain = round(ours[0] - theirs[0], 2) if ours and theirs and method != "dp_sgd" else None
-            return {"name": name, "target_epsilon": epsilon, "paper": ours, "paper_gain": gain}
+    def columns(label: str, runs: Sequence[FinishedRun]) -> dict[str, Any]:
+        name, method, epsilon = cells[label]
+        paper = PAPER.get(groups[label].dataset.name, {}).get(epsilon, {})
+        ours, theirs = paper.get(method), paper.get("dp_sgd")
+        gain = round(ours[0] - theirs[0], 2) if ours and theirs and method != "dp_sgd" else None
+        return {"name": name, "target_epsilon": epsilon, "paper": ours, "paper_gain": gain}
 
-        workdir = Path(flags.FLAGS.workdir)
-        rows, _ = many_runs.carry_out(Study(groups, baseline, COLUMNS, columns), workdir / "table1")
-        for name in _DATASETS.value:
-            draw([row for row in rows if row["name"] == name], workdir / f"{name}.png")
+    workdir = Path(flags.FLAGS.workdir)
+    rows, _ = many_runs.carry_out(Study(groups, baseline, COLUMNS, columns), workdir / "table1")
+    for name in _DATASETS.value:
+        draw([row for row in rows if row["name"] == name], workdir / f"{name}.png")
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -138,4 +133,4 @@ def _config(name: str, method: str, epsilon: float) -> ConfigDict:
 
 
 if __name__ == "__main__":
-    command.run_script(main, defaults=["--config=bam/training/config.py"])
+    command.run_script(main, ["workdir"], ["--config=bam/training/config.py"])
