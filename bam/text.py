@@ -1,6 +1,7 @@
 """Texts for people: plurals, short lists, and a stranger's characters made harmless."""
 
 import csv
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
@@ -32,6 +33,17 @@ def plural(num: int, noun: str, form: str = ",") -> str:
 def have(num: int, noun: str) -> str:
     """`plural` with its verb: `1 file has`, `3,000 files have`."""
     return f"{plural(num, noun)} {'has' if num == 1 else 'have'}"
+
+
+def did_you_mean(name: str, names: Iterable[str], dashes: str = "") -> str:
+    """The end of an error that asks for the name that resembles `name`; "" if none does.
+
+    Examples:
+      >>> did_you_mean("trian", ["train", "sweep"])
+      ': did you mean train?'
+    """
+    near = difflib.get_close_matches(name, list(names), 1)
+    return f": did you mean {dashes}{near[0]}?" if near else ""
 
 
 def one_line(value: Any, without: str = "`|") -> Any:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bam.cli.options import COMMANDS, DEBUG, HELP
+from bam.cli.help_text import HELP
+from bam.cli.options import COMMANDS, DEBUG
 from bam.part_table import SECTIONS
 from bam.training.keys import BY_NAME
 

@@ -16,7 +16,7 @@ import pytest
 import bam
 from bam import files
 from bam.core import seeds
-from bam.privacy import private_training, processes
+from bam.privacy import processes
 from bam.privacy.ledger import Ledger
 from bam.privacy.run import PrivateRun
 from tests.own_loop import DATA, NUM_STEPS, PLAN, begin, resume, take

@@ -44,7 +44,6 @@ from bam.privacy import tradeoff
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.private_gradient import DrawnBatch
 from bam.training import loading, loop, methods
-from bam.training.build import build as build_trainer
 from bam.training.step import TrainState
 from bam.training.trainer import Trainer
 

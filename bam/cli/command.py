@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from absl import flags
 
-from bam.cli import command_line, jax_setup, options, screen, signals
+from bam.cli import command_line, help_text, jax_setup, options, screen, signals
 from bam.errors import InputError
 from bam.extras import MissingExtraError
 from bam.text import visible
@@ -32,14 +32,11 @@ def run(name: str, argv: Sequence[str], body: Body) -> int:
 
     The next command starts as this one did: its flags are values of their own, and its changes to
     the process are put back. `body` is called with the flags and, if the command is `positional`,
-    with the arguments after them. `--help` prints the help without calling it.
+    with the arguments after them.
     """
     row = options.COMMANDS[name]
 
     def call() -> int | None:
-        if options.asks_for_help(argv):
-            screen.show(options.help_of(name))
-            return 0
         values = flags.FlagValues()
         options.define(values, (*row.flags, options.DEBUG))
         required = [flag.name for flag in row.flags if flag.required]
@@ -65,8 +62,8 @@ def run_script(
     argv = [*(x for x in defaults if command_line.flag_name(x) not in names), *sys.argv[1:]]
 
     def call() -> None:
-        if options.asks_for_help(argv):
-            screen.show("\n".join([sys.modules["__main__"].__doc__ or "", *_lines_of(flags.FLAGS)]))
+        if help_text.asks_for_help(argv):
+            screen.show(help_text.of_script(sys.modules["__main__"].__doc__ or "", flags.FLAGS))
             return
         if "debug" not in flags.FLAGS:
             options.define(flags.FLAGS, [options.DEBUG])
@@ -198,10 +195,3 @@ def _whose(error: Exception) -> str:
 
 def _has_debug(argv: Sequence[str]) -> bool:
     return any(x in ("-debug", "--debug") for x in argv)
-
-
-def _lines_of(values: flags.FlagValues) -> list[str]:
-    """The help of a script's flags."""
-    ours = command_line.own_flags(values)
-    rows = (options.Flag(x, values[x].default, values[x].help or "") for x in ours)
-    return options.flag_lines(rows)

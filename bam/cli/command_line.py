@@ -1,10 +1,9 @@
 """The command line: flags, and the config that `--config` names and `--config.KEY` changes."""
 
-import difflib
 import itertools
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -12,6 +11,7 @@ from absl import flags
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
+from bam.text import did_you_mean
 from bam.training import named_configs
 from bam.training.keys import KEYS
 
@@ -98,7 +98,7 @@ def _check_key(config: Any, key: str, text: str) -> None:
     place = config
     for part in key.split("."):
         if not hasattr(place, "keys") or part not in place:
-            raise InputError(f"the config has no key {key!r}{_near(key, flat)}")
+            raise InputError(f"the config has no key {key!r}{did_you_mean(key, flat)}")
         place = place[part]
     if hasattr(place, "keys") and not text.startswith("{"):
         keys = ", ".join(place)
@@ -125,19 +125,13 @@ def _unknown(name: str, values: flags.FlagValues) -> str:
     if name.startswith("config."):
         needed = "name the config first, by --config" if keys else "this command takes no config"
         return f"--{name}: {needed}"
-    return f"--{name} is not a flag{_near(name, [*ours, *keys], '--') or ': see --help'}"
+    return f"--{name} is not a flag{did_you_mean(name, [*ours, *keys], '--') or ': see --help'}"
 
 
 def own_flags(values: flags.FlagValues) -> list[str]:
     """The names of bam's flags: libraries define many others among absl's global ones."""
     modules = {name: str(values.find_module_defining_flag(name)) for name in values}
     return [name for name, module in modules.items() if not module.startswith(("absl.", "orbax."))]
-
-
-def _near(name: str, names: Iterable[str], dashes: str = "") -> str:
-    """A question with the name of `names` that resembles `name`; "" if none does."""
-    near = difflib.get_close_matches(name, list(names), 1)
-    return f": did you mean {dashes}{near[0]}?" if near else ""
 
 
 def flag_name(argument: str) -> str:

@@ -1,13 +1,13 @@
 """The `bam` command: `bam COMMAND` runs `bam.cli.COMMAND`, the module of that name."""
 
-import difflib
 import importlib
 import sys
 from collections.abc import Sequence
 
 from bam import __version__, extras
-from bam.cli import command, options, screen, signals
+from bam.cli import command, help_text, options, screen, signals
 from bam.errors import InputError
+from bam.text import did_you_mean
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(argv: Sequence[str]) -> int:
     name, *rest = argv or ["help"]
     if name in options.COMMANDS:
-        if options.asks_for_help(rest):  # before anything heavy is imported
-            screen.show(options.help_of(name))
+        if help_text.asks_for_help(rest):  # before anything heavy is imported
+            screen.show(help_text.of(name))
             return 0
         if name != "privacy":
             with extras.needs("train"):
@@ -36,14 +36,13 @@ def _dispatch(argv: Sequence[str]) -> int:
         status: int = importlib.import_module(f"bam.cli.{name}").main(rest)
         return status
     if name in ("help", "--help", "-h"):
-        screen.show(options.help_of_all(__version__))
+        screen.show(help_text.of_all(__version__))
     elif name == "--version":
         screen.say(f"bam {__version__}")
     else:
-        near = difflib.get_close_matches(name, options.COMMANDS, 1)
+        hint = did_you_mean(name, options.COMMANDS)
         names = ", ".join(options.COMMANDS)
-        hint = f"did you mean {near[0]}?" if near else f"choose from {names}"
-        raise InputError(f"bam has no command {name!r}: {hint}")
+        raise InputError(f"bam has no command {name!r}{hint or f': choose from {names}'}")
     return 0
 
 

@@ -1,20 +1,13 @@
-"""The flags of every command as tables, and its help; nothing here imports JAX, so help is at once.
+"""The flags of every command as tables, without JAX, and what an exit status means.
 
 No flag is defined when this module is imported: `define` puts a command's flags into a new
 `absl.flags.FlagValues` for each call, so no value of one call reaches the next.
 """
 
-import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
-
-from bam.training import named_configs
-from bam.training.keys import KEYS
-
-WIDTH = 80  # columns of the help, as wide as a terminal that nobody has resized
-HELP = {"help", "h", "helpshort", "helpfull"}
 
 FAULT = 1
 BAD_INPUT = 2
@@ -629,88 +622,3 @@ def define(values: flags.FlagValues, rows: Sequence[Flag]) -> None:
             DEFINE[kind](row.name, default, row.help, **more)
     if any(row.name == "num_seeds" for row in rows):
         flags.DEFINE_alias("seeds", "num_seeds", flag_values=values)
-
-
-def asks_for_help(argv: Sequence[str]) -> bool:
-    """Whether an argument is a flag that prints the help."""
-    return any(x.lstrip("-") in HELP and x.startswith("-") for x in argv)
-
-
-def help_of_all(version: str) -> str:
-    """The help of `bam`."""
-    return "\n".join(
-        [
-            f"bam {version}: differentially private image classifiers, and a privacy statement",
-            "that anyone can check",
-            "",
-            "  bam train --config=digits:bam_sam --workdir=runs/digits",
-            "",
-            *_rows((name, command.does) for name, command in COMMANDS.items()),
-            "",
-            "`bam COMMAND --help` prints the flags of a command. --debug prints the traceback",
-            "of an error.",
-            "",
-            *_statuses(),
-        ]
-    )
-
-
-def help_of(name: str) -> str:
-    """The help of a command."""
-    command = COMMANDS[name]
-    lines = [
-        *_wrapped(f"bam {name} {command.does}.", ""),
-        "",
-        *command.about.splitlines(),
-        "",
-        "flags:",
-    ]
-    lines += flag_lines((*command.flags, DEBUG))
-    if any(flag.name == "config" for flag in command.flags):
-        lines += ["", "configs for --config, beside Python files of your own:"]
-        lines += _wrapped(", ".join(sorted(named_configs.shipped())), "  ")
-        if name == "train":
-            lines += ["", "keys for --config.KEY=VALUE, with their defaults:"]
-            for key in KEYS:
-                lines += _wrapped(str(key), "  ", "    ")
-                if key.names:
-                    lines += _wrapped(f"names: {', '.join(key.names)}", "    ", "      ")
-        else:
-            lines += ["", "names for --config.KEY=NAME (`bam train --help` lists all keys):"]
-            lines += _rows((key.name, ", ".join(key.names)) for key in KEYS if key.names)
-    return "\n".join([*lines, "", *_statuses()])
-
-
-def flag_lines(rows: Iterable[Flag]) -> list[str]:
-    """Flags as the help prints them."""
-    lines = []
-    for row in rows:
-        choices = f"{' or '.join(map(repr, row.choices))}; " if row.choices else ""
-        required = " (required)" if row.required and not row.default else ""
-        lines += _wrapped(f"{row}  {choices}{row.help}{required}", "  ", "      ")
-    return lines
-
-
-def _statuses() -> list[str]:
-    return ["exit status:", *_rows((str(status), text) for status, text in STATUSES.items())]
-
-
-def _rows(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Two columns, the second wrapped."""
-    pairs = list(pairs)
-    width = max(len(first) for first, _ in pairs) + 2
-    lines = []
-    for first, second in pairs:
-        lines += _wrapped(f"{first:{width}}{second}", "  ", " " * (width + 2))
-    return lines
-
-
-def _wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=first if rest is None else rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -64,7 +64,7 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
 
     # Padded at random, as in a run, which decides the number of rounds.
     whole = [sampling.pad(np.arange(most), plan.capacity, 0, step) for step in range(NUM_TIMED)]
-    rounds = [num_rounds(x.mask, size, num_devices, plan.private) for x in whole]
+    rounds = [num_rounds(np.asarray(x.mask), size, num_devices, plan.private) for x in whole]
     timed(in_order(0))  # compiles
     fixed, with_one = min(timed(in_order(0)) for _ in range(3)), timed(in_order(1))
     of_round = max(0.0, with_one - fixed)

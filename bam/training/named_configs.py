@@ -1,7 +1,6 @@
 """Configs by name: `--config=digits:bam_sam` is `configs/digits.py:bam_sam`."""
 
 import contextlib
-import difflib
 import importlib
 import inspect
 import runpy
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 from bam import files, named
 from bam.errors import InputError
 from bam.extras import MissingExtraError
+from bam.text import did_you_mean
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -47,9 +47,8 @@ def file_of(value: str) -> str:
         _import_configs(folder if is_package else configs["cifar10"].parent)
         return value
     if name not in configs:
-        near = difflib.get_close_matches(name, configs, 1)
-        hint = f"did you mean {near[0]}?" if near else "name a file, or"
-        raise InputError(f"there is no config {name!r}: {hint} one of {', '.join(sorted(configs))}")
+        hint = did_you_mean(name, configs) or ": name a file, or"
+        raise InputError(f"there is no config {name!r}{hint} one of {', '.join(sorted(configs))}")
     _import_configs(configs["cifar10"].parent)
     return f"{configs[name]}{colon}{method}"
 

@@ -56,7 +56,7 @@ def step_of(built: trainer.Trainer, batch: int) -> tuple[Callable[[], PyTree], f
     def call() -> PyTree:
         nonlocal state, step
         step += 1
-        state = compiled(state, batch_of(drawn.examples, drawn.mask, step, tag))
+        state = compiled(state, batch_of(drawn.examples, np.asarray(drawn.mask), step, tag))
         return state.step
 
     return call, seconds
