@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from bam import files, provenance, tables, waits
 from bam.audit import canary, checks, one_run, whole_run
 from bam.cli import command, jax_setup, options, screen
+from bam.cli.train import describe_plan
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.training import config as base
@@ -103,7 +104,7 @@ def audit_one_run(flags: FlagValues, rows: list[JsonObject], out: Path | None) -
         f"{config.method.name} on {built.dataset.name}: {real} examples and "
         f"{flags.canaries} canaries; half of the canaries take part"
     )
-    screen.show(built.describe_plan())
+    screen.show(describe_plan(built))
     seen = one_run.run(built, flags.canaries, config.seed, on_row=_print_row, log=screen.show)
     with waits.awaited(screen.show, "the least ε that fits the guesses"):
         bounds = one_run.bounds(seen, plan, flags.confidence)

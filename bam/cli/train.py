@@ -12,7 +12,7 @@ from bam.models.vision_transformer import PATCH
 from bam.privacy import processes
 from bam.privacy.rounding import rounded_up
 from bam.text import short_list
-from bam.training import devices, duration, loading, loop, rundir, tuning
+from bam.training import devices, duration, loading, loop, parts, rundir, schedules, tuning
 
 
 def main(argv: Sequence[str]) -> int:
@@ -73,7 +73,7 @@ def describe(trainer: loop.Trainer) -> str:
         f"{config.method.name} on {trainer.listing.name}: {config.model.name}, "
         f"{trainer.num_params:,} parameters{frozen}, on {devices_of(trainer)}, "
         f"{config.microbatch_size} at a time",
-        trainer.describe_plan(),
+        describe_plan(trainer),
     ]
     if trainer.plan.private and trainer.plan.unit == "example":
         lines += loading.unprotected_users(config.dataset)
@@ -85,6 +85,18 @@ def describe(trainer: loop.Trainer) -> str:
     if config.init_from:
         lines.append(f"weights of {config.init_from}: {condition.format('they were')}")
     return "\n".join(lines + preprocessing(trainer))
+
+
+def describe_plan(trainer: loop.Trainer) -> str:
+    """The plan with the clip and the schedule of the learning rate, in a few lines of text."""
+    words = schedules.in_words(parts.schedule_of(trainer.config.optimizer, trainer.plan))
+    name = trainer.config.clip.name
+    clip = "clip norm" if name == "l2" else f"clip {name} of norm"
+    clip += f" {trainer.clip_norm:.4g}"
+    if trainer.sensitivity != trainer.clip_norm:
+        clip += f", sensitivity {rounded_up(trainer.sensitivity, '.4g')}"
+    plan = trainer.plan.describe(clip)
+    return f"{plan}\nlearning rate: {words}" if words else plan
 
 
 def preprocessing(trainer: loop.Trainer) -> list[str]:

@@ -33,14 +33,14 @@ def num_evaluated(trainer: Trainer, params: Params) -> int:
     images, labels = trainer.dataset.test
     # Fewer at once if images are large, because their activations are in memory together.
     size = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
-    size = trainer.fitting.get(steps.score_images, size)
-    while size > 1 and steps.score_images not in trainer.fitting:
+    size = trainer.programs.fitting.get(steps.score_images, size)
+    while size > 1 and steps.score_images not in trainer.programs.fitting:
         rows = devices.share_rows((images[:size], labels[:size]), trainer.mesh)
         needed = devices.needs(trainer.score_images, params, *rows)
         if needed is None or needed.fits:
             break
         size //= 2
-    trainer.fitting[steps.score_images] = size
+    trainer.programs.fitting[steps.score_images] = size
     return size
 
 

@@ -4,18 +4,17 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PyTree
 
-from bam import memory, models
+from bam import models
 from bam.core import pytree, sampling
 from bam.core.program import compiled_once
 from bam.core.pytree import Params
-from bam.core.tracing import being_traced
 from bam.data import datasets
 from bam.errors import InputError
 from bam.extras import needs
@@ -25,46 +24,15 @@ from bam.models.normalisation import Normalisation
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.private_gradient import DrawnBatch, batch_of, fitting_rows, mean_of
 from bam.privacy.private_training import PrivateTraining
-from bam.privacy.rounding import rounded_up
-from bam.training import devices, examples, parts, schedules
+from bam.training import devices, examples
 from bam.training import step as steps
+from bam.training.programs import Programs
 from bam.training.step import TrainState, first_state
 
 with needs("train"):
     from ml_collections import ConfigDict
 
-Output = TypeVar("Output")
 STEP, BIAS = "a step", "measuring the clipping bias"
-SPARE = 0.9  # share of the free memory that an advised microbatch size may take
-
-
-def compiled(
-    function: Callable[..., Output], what: str, *, donate: tuple[int, ...] = ()
-) -> functools.cached_property[Callable[..., Output]]:
-    """A method from a function of `Parts`, compiled on its first call.
-
-    Trainers of the same structure share the program. The first call of a trainer is an InputError
-    if the program does not fit the memory; it names a `microbatch_size` that does.
-
-    Args:
-      function: the function; its first argument is the parts.
-      what: what it computes, for a message.
-      donate: the arguments, counted without the parts, whose memory the result may take.
-    """
-
-    def bound(self: "Trainer") -> Callable[..., Output]:
-        program = compiled_once(function, self.parts, donate=donate)
-
-        @functools.wraps(program)
-        def call(*args: PyTree) -> Output:
-            # What is traced runs elsewhere, perhaps on devices that are not there.
-            if function not in self.fitting and not being_traced():
-                self.check_memory(function, what, *args, donate=donate)
-            return program(*args)
-
-        return call
-
-    return functools.cached_property(bound)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -145,11 +113,27 @@ class Trainer:
         rows = self.rows(np.where(padded.mask, padded.indices, sampling.PADDING), split)
         return batch_of(rows, np.asarray(padded.mask), int(step) + 1, tag)
 
-    # Each is the function of `bam.training.step` without its first argument, the parts. A step
-    # donates the old state, so the memory need not hold two.
-    step = compiled(steps.take, STEP, donate=(0,))
-    mean_gradients = compiled(steps.mean_gradients, "measuring gradients")
-    diagnose = compiled(steps.diagnose, BIAS)
+    # Each is the function of `bam.training.step` without its first argument, the parts.
+
+    @functools.cached_property
+    def programs(self) -> Programs:
+        """The compiled functions of the parts."""
+        return Programs(self.parts, self.log)
+
+    @functools.cached_property
+    def step(self) -> Callable[..., TrainState]:
+        """Takes a step; it donates the old state, so the memory need not hold two."""
+        return self.programs.checked(steps.take, STEP, donate=(0,))
+
+    @functools.cached_property
+    def mean_gradients(self) -> Callable[..., Any]:
+        """Returns the means of gradients. NOT PRIVATE."""
+        return self.programs.checked(steps.mean_gradients, "measuring gradients")
+
+    @functools.cached_property
+    def diagnose(self) -> Callable[..., dict[str, Array]]:
+        """Returns the clipping bias and other figures. NOT PRIVATE."""
+        return self.programs.checked(steps.diagnose, BIAS)
 
     @functools.cached_property
     def score_images(self) -> Callable[..., tuple[Array, Array, Array]]:
@@ -163,63 +147,16 @@ class Trainer:
             mesh=self.mesh,
         )
 
-    @functools.cached_property
-    def fitting(self) -> dict[Callable[..., object], int]:
-        """Functions of `bam.training.step` that fit the memory -> their number of rows at once."""
-        return {}
-
     def check_step(self, state: TrainState, keeps_size: bool = False) -> None:
         """Compiles the step without taking it; InputError if it does not fit the memory."""
         nothing = sampling.pad(np.arange(0), self.plan.capacity, 0, 0)
         batch = self.batch(state, nothing)
-        self.check_memory(steps.take, STEP, state, batch, donate=(0,), keeps_size=keeps_size)
+        args = state, batch
+        self.programs.check(steps.take, STEP, *args, donate=(0,), keeps_size=keeps_size)
 
     def check_diagnostics(self, state: TrainState, rows: PyTree, keeps_size: bool = False) -> None:
         """Compiles the diagnostics; InputError if they do not fit the memory."""
-        self.check_memory(steps.diagnose, BIAS, state, rows, keeps_size=keeps_size)
-
-    def check_memory(
-        self,
-        function: Callable[..., object],
-        what: str,
-        *args: PyTree,
-        donate: tuple[int, ...] = (),
-        keeps_size: bool = False,
-    ) -> None:
-        """InputError if a function of `Parts` does not fit; it names a `microbatch_size` that does.
-
-        The arguments are those of `compiled`, and those of the function without the parts.
-        `keeps_size`: the run goes on, so its size cannot be changed, and none is looked for.
-        """
-
-        def needs(size: int) -> memory.Needs | None:
-            parts = self.parts.with_microbatch_size(size)
-            return devices.needs(compiled_once(function, parts, donate=donate), *args)
-
-        size = self.parts.gradient.microbatch_size
-        needed = needs(size)
-        if needed is None or needed.fits:
-            self.fitting[function] = size
-            return
-        problem = f"{what} with microbatch_size={size} {needed}"
-        if keeps_size:
-            raise InputError(
-                f"{problem}: free some, because a run that goes on keeps its microbatch_size"
-            )
-        self.log(f"{problem}: looking for a size that fits …")
-
-        def num_bytes_of(size: int) -> int:
-            smaller = needs(size)
-            return smaller.num_bytes if smaller else 0
-
-        # What is free varies, and the size should still fit when it is tried.
-        most = int(SPARE * needed.free)
-        fitting, least = memory.largest_size(num_bytes_of, size, needed.num_bytes, most)
-        fitting = fitting or int(least <= needed.free)
-        if fitting:
-            raise InputError(f"{problem}: --config.microbatch_size={fitting} fits")
-        one = memory.in_words(needed.num_sharing * least)
-        raise InputError(f"{problem}, and a single example takes {one}: {memory.SMALLER}")
+        self.programs.check(steps.diagnose, BIAS, state, rows, keeps_size=keeps_size)
 
     def with_microbatch_size(self, size: int) -> "Trainer":
         """The same run with another number of rows at once, or fewer if 32 bits hold fewer."""
@@ -271,17 +208,6 @@ class Trainer:
         # JSON lacks infinity, which is C without privacy.
         clip_norm = self.clip_norm if self.plan.private else None
         return self.plan.to_json() | {"clip_norm": clip_norm, "sensitivity": self.sensitivity}
-
-    def describe_plan(self) -> str:
-        """The plan with the clip and the schedule of the learning rate, in a few lines of text."""
-        words = schedules.in_words(parts.schedule_of(self.config.optimizer, self.plan))
-        name = self.config.clip.name
-        clip = "clip norm" if name == "l2" else f"clip {name} of norm"
-        clip += f" {self.clip_norm:.4g}"
-        if self.sensitivity != self.clip_norm:
-            clip += f", sensitivity {rounded_up(self.sensitivity, '.4g')}"
-        plan = self.plan.describe(clip)
-        return f"{plan}\nlearning rate: {words}" if words else plan
 
 
 def ema_decay(config: ConfigDict) -> float | None:
