@@ -67,6 +67,17 @@ def processes_of(folder):
     return [(row["first_step"], row["commit"]) for row in map(json.loads, lines)]
 
 
+def made_by(folder, version):
+    """Has all processes of its run have had that version of bam."""
+    path = folder / "processes.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["versions"]["bam"] = version
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    change = lambda header: header | {"processes": rows}  # noqa: E731
+    rewrite_header(newest(folder), change)
+
+
 def releases(folder):
     """What TensorBoard's files show of the weights after a step: every loss they had, by step."""
     shown = set()

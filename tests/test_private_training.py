@@ -63,6 +63,42 @@ def test_rows_of_jax_and_of_numpy_are_the_same_and_epsilon_is_that_of_the_batche
     assert list(private.batches(DATA)) == [] and private.steps_begun == 5  # it is used up
 
 
+def steps_of(private):
+    """The private gradients of a training whose weights stay at zero."""
+    tx = private.gradient(ORACLE)
+    state, gradients = tx.init(jnp.zeros(2)), []
+    for batch in private.batches(DATA):
+        gradient, state = tx.update(batch, state, jnp.zeros(2))
+        gradients.append(gradient)
+    return gradients
+
+
+def test_a_training_of_a_plan_has_the_bits_of_the_arguments_that_make_it():
+    of_arguments = training()
+    clip = bam.clip_by_l2_norm(1.0)
+    of_plan = bam.PrivateTraining(plan=of_arguments.plan, clip=clip, seed=0)
+    assert of_plan.plan == of_arguments.plan
+    expected = steps_of(of_arguments)
+    assert len(expected) == 5
+    assert_same_bits(steps_of(of_plan), expected)
+    other = bam.PrivateTraining(plan=of_arguments.plan, clip=clip, seed=1)  # the control
+    assert not np.array_equal(steps_of(other)[0], expected[0])
+
+
+def test_a_plan_with_an_argument_that_it_fixes_and_too_few_arguments_are_refused_by_name():
+    given = {
+        **{"num_examples": N, "expected_batch_size": 12, "num_epochs": 1, "epsilon": 3.0},
+        **{"delta": 1e-3, "accountant": "rdp", "mechanism": "banded", "group_size": 2},
+        **{"mechanism_options": {"bands": 2}, "num_examples_given": True},
+    }
+    plan, clip = training().plan, bam.clip_by_l2_norm(1.0)
+    for name, value in given.items():
+        refuse = functools.partial(bam.PrivateTraining, plan=plan, clip=clip, **{name: value})
+        cases.refused(f"^plan= fixes {name}: leave them out$", refuse)
+    message = "^a PrivateTraining needs num_examples, num_epochs, epsilon, delta, or a plan$"
+    cases.refused(message, bam.PrivateTraining, clip=clip, expected_batch_size=12)
+
+
 def test_a_secret_training_is_never_the_same_twice():
     found = set()
     for _ in range(4):

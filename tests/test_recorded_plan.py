@@ -9,12 +9,12 @@ import shutil
 import numpy as np
 import pytest
 
-from bam import files
+from bam import files, provenance
 from bam.privacy import run
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.training import loop
-from tests.cases import assert_same_bits, mostly, run_command, stop_after, tiny_digits
-from tests.run_folder import contents
+from tests.cases import assert_same_bits, mostly, refused, run_command, stop_after, tiny_digits
+from tests.run_folder import contents, made_by
 
 NUM_STEPS = 3
 
@@ -61,6 +61,12 @@ def with_another_version(changed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "make_plan", make_plan)
         return loop.build(tiny())
+
+
+ONLY_BY_0_3 = (
+    "holds an unfinished run of bam 0.3.0, which only that version continues: "
+    "pip install bam-dp==0.3.0"
+)
 
 
 def change(workdir, **values):
@@ -155,16 +161,42 @@ def test_ordinary_training_has_no_plan_to_edit(tmp_path):
         resume(tmp_path, 0, config)
 
 
+def train_in(workdir):
+    """Has the command go on with a run of `stopped`."""
+    return run_command(
+        "bam", "train", "--config=configs/digits.py:dp_sgd", "--config.model.name=linear",
+        "--config.model.width=16", "--config.accountant=rdp", "--config.num_steps=3",
+        f"--workdir={workdir}",
+    )  # fmt: skip
+
+
 def test_a_command_refuses_an_edited_plan_in_one_line(now, stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     change(tmp_path, noise_multiplier=0.9 * now.plan.noise_multiplier)
-    refused = run_command(
-        "bam", "train", "--config=configs/digits.py:dp_sgd", "--config.model.name=linear",
-        "--config.model.width=16", "--config.accountant=rdp", "--config.num_steps=3",
-        f"--workdir={tmp_path}",
-    )  # fmt: skip
+    refused = train_in(tmp_path)
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
     assert "is claimed, but its plan gives" in refused.stderr
+
+
+def test_a_command_refuses_an_unfinished_run_of_another_version_in_one_line(stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    made_by(tmp_path, "0.3.0")
+    refused = train_in(tmp_path)
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
+    assert refused.stderr.endswith(f"{ONLY_BY_0_3}, or choose another folder\n")
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["planned", "given"])
+def test_a_run_goes_on_by_its_version_of_bam_alone(now, stopped, tmp_path, given):
+    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
+    goes_on = functools.partial(loop.train, now, None) if given else resume
+    patch = ".".join([*provenance.versions()["bam"].split(".")[:2], "999"])
+    made_by(tmp_path, "0.3.0")
+    content = contents(tmp_path)
+    refused(ONLY_BY_0_3, goes_on, tmp_path)
+    assert contents(tmp_path) == content
+    made_by(tmp_path, patch)  # the control
+    assert goes_on(tmp_path).summary["steps_begun"] == NUM_STEPS
 
 
 ODD = [True, 2.5, "9", None, [], {}, math.nan, math.inf, -1, 0, 10**400, 5e-324]

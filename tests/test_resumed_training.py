@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 
 import bam
-from bam import files
+from bam import files, provenance
 from bam.core import seeds
 from bam.privacy import processes
 from bam.privacy.ledger import Ledger
 from bam.privacy.run import PrivateRun
+from tests.cases import refused
 from tests.own_loop import DATA, NUM_STEPS, PLAN, begin, resume, take
-from tests.run_folder import begun, contents, newest, rewrite_header
+from tests.run_folder import begun, contents, made_by, newest, rewrite_header
 
 ZEROS = jnp.zeros(2)
 
@@ -240,6 +241,24 @@ def test_a_training_that_goes_on_plans_nothing_and_takes_the_recorded_noise(fold
     assert len(runs) == 2
     with pytest.raises(pytest.fail.Exception):  # the control
         bam.PrivateTraining(**PLAN)
+
+
+@pytest.mark.parametrize("of_plan", [False, True], ids=["arguments", "plan"])
+def test_a_training_goes_on_by_its_version_of_bam_alone(tmp_path, of_plan):
+    plan = bam.PrivateTraining(**PLAN).plan
+    arguments = {"plan": plan, "clip": PLAN["clip"]} if of_plan else dict(PLAN)
+    arguments["folder"] = tmp_path
+    private = bam.PrivateTraining(**arguments)
+    next(private.batches(DATA))
+    private.close()
+    patch = ".".join([*provenance.versions()["bam"].split(".")[:2], "999"])
+    made_by(tmp_path, "0.3.0")
+    content = contents(tmp_path)
+    only = r"holds an unfinished run of bam 0\.3\.0, .*: pip install bam-dp==0\.3\.0"
+    refused(only, bam.PrivateTraining, **arguments)
+    assert contents(tmp_path) == content
+    made_by(tmp_path, patch)  # the control
+    assert bam.PrivateTraining(**arguments).steps_begun == 1
 
 
 def test_a_folder_is_one_trainings_and_one_processs_at_a_time(folder, tmp_path):

@@ -107,7 +107,7 @@ def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | N
 def check_version(folder: Path) -> None:
     """InputError if the last process of an unfinished run had another version of bam."""
     joined, ours = ledger.read_processes(folder), provenance.versions()["bam"]
-    theirs = joined[-1]["versions"].get("bam", ours) if joined else ours
+    theirs = str(joined[-1]["versions"].get("bam", ours)) if joined else ours
     # Patches of a version continue each other's runs.
     if theirs.split(".")[:2] != ours.split(".")[:2]:
         raise InputError(
@@ -328,6 +328,7 @@ class PrivateRun:
 
     def _saved(self, folder: Path, record: JsonObject) -> JsonObject | None:
         """The header of the newest checkpoint; InputError if it or the folder is another run's."""
+        check_version(folder)
         check_same(folder / PLAN, files.read_json(folder / PLAN), record)
         path = checkpoint.newest(folder / CHECKPOINTS)
         if path is None:
