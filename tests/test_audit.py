@@ -127,9 +127,9 @@ def test_an_audited_run_is_the_same_but_for_its_step_and_compiles_nothing_ahead(
     assert all(getattr(audited, name) is getattr(built, name) for name in names)
     state = loop.train(audited, 0).state
     assert_same_bits(state.params, audited.init(0).params)  # no other step was taken
-    assert len(batches) == 3 and steps.take not in audited.fitting
+    assert len(batches) == 3 and steps.take not in audited.programs.fitting
     loop.train(built, 0)  # the control
-    assert steps.take in built.fitting
+    assert steps.take in built.programs.fitting
 
 
 # Planted around the step, in real runs.

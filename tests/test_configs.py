@@ -115,13 +115,10 @@ def test_clipped_inputs_bound_the_logistic_gradient_so_its_clip_never_acts():
     config.update_from_flattened_dict({"num_steps": 1, "accountant": "rdp"})
     experiment = loop.build(config)
     state = experiment.init(0)
-    rows = jax.numpy.arange(400)
     wild = jax.tree.map(
         lambda x: x + 3 * jax.random.normal(jax.random.key(1), x.shape), state.params
     )
-    found = experiment.diagnose(
-        state._replace(params=wild), jax.device_put(experiment.dataset.train), rows
-    )
+    found = experiment.diagnose(state._replace(params=wild), experiment.rows(np.arange(400)))
     assert found["bias_norm"] < 1e-5
     assert found["gradient_norm"] > 0.1
 

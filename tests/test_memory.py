@@ -289,10 +289,10 @@ def test_as_many_images_are_evaluated_at_once_as_fit(monkeypatch):
     built = with_memory(monkeypatch, 2**40, 8)
     params = loop.whole_model(built.init(0))
     whole = loop.evaluate(built, params)
-    assert built.fitting == {steps.score_images: 1000}
+    assert built.programs.fitting == {steps.score_images: 1000}
     short = with_memory(monkeypatch, 60_000, 8)
     few = loop.evaluate(short, params)
-    assert 1 <= short.fitting[steps.score_images] <= 125
+    assert 1 <= short.programs.fitting[steps.score_images] <= 125
     assert few["test_accuracy"] == whole["test_accuracy"]
     assert few["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-5)
 

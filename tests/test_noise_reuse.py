@@ -24,7 +24,7 @@ from jax.tree_util import Partial
 
 import bam
 from bam import files, provenance
-from bam.core import forks, privatize, pytree, seeds
+from bam.core import forks, private_mean, pytree, seeds
 from bam.privacy import clip_words, ledger, run
 from tests import cases
 from tests.own_loop import DATA, PLAN, begin, resume, take
@@ -875,7 +875,7 @@ def test_multi_steps_around_privatize_is_one_line_and_draws_no_noise(
         return wrap(fn)(rows, state)
 
     with monkeypatch.context() as patch:
-        patch.setattr(privatize, "advance_noise", None)
+        patch.setattr(private_mean, "advance_noise", None)
         for mask in ({}, {"mask": None}, {"mask": jnp.ones(8, bool)}):
             refused(ACCUMULATED, update, around, state, mask)
             refused(ACCUMULATED, update, around, state, mask, None)  # without parameters

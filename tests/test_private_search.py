@@ -364,7 +364,8 @@ def test_settings_of_other_plans_with_equal_noise_are_refused(tmp_path, monkeypa
         trainer = build(config, plan=plan)
         equal = dataclasses.replace(trainer.plan, noise_multiplier=9.0)
         mean = dataclasses.replace(trainer.parts.gradient.mean, noise_multiplier=9.0)
-        parts = dataclasses.replace(trainer.parts, mean=mean)
+        gradient = dataclasses.replace(trainer.parts.gradient, mean=mean)
+        parts = dataclasses.replace(trainer.parts, gradient=gradient)
         return dataclasses.replace(trainer, plan=equal, parts=parts)
 
     monkeypatch.setattr(loop, "build", with_equal_noise)

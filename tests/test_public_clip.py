@@ -10,8 +10,7 @@ from bam.cli.main import main
 from bam.core import pytree
 from bam.core.clipping import BoundedTransformation
 from bam.data import datasets
-from bam.training import public_clip, rundir
-from bam.training import trainer as trainers
+from bam.training import loading, public_clip, rundir
 from bam.training.public_clip import PublicData, clip_norm_from_public
 from configs import digits, mnist
 from tests.cases import tiny_digits
@@ -99,18 +98,18 @@ def test_the_command_prints_the_flags_of_a_c_that_the_private_images_do_not_chan
             np.full((40, 28, 28, 1), brightness, np.uint8), rng.integers(0, 10, 40).astype(np.int32)
         )
         dataset = datasets.load("digits")._replace(train=private, test=private)
-        own = trainers.loading.list_data
+        own = loading.list_data
         given = dataset, lambda: dataset
         monkeypatch.setattr(
-            trainers.loading,
-            "listed",
+            loading,
+            "list_data",
             lambda section, *more: given if section.name == "mnist" else own(section, *more),
         )
         config = mnist.get_config("dp_sgd")
         config.update({"expected_batch_size": 8, "num_steps": 1, "accountant": "rdp"})
         config.model.name = "linear"
         assert command(config, "--public=digits", "--steps=1") == 0
-        monkeypatch.setattr(trainers.loading, "listed", own)
+        monkeypatch.setattr(loading, "list_data", own)
         return capsys.readouterr().out
 
     said = printed(0)
