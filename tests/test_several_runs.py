@@ -11,7 +11,8 @@ import bam
 from bam.cli import privacy
 from bam.privacy import accounting, tradeoff
 from bam.privacy.accounting import PoissonSteps
-from bam.privacy.plan import Population, joint_epsilon
+from bam.privacy.joint_epsilon import joint_epsilon
+from bam.privacy.plan import Population
 from tests.cases import refused, run_command
 
 FIRST, SECOND = PoissonSteps(1.1, 0.05, 300), PoissonSteps(0.9, 0.02, 500)

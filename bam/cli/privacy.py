@@ -100,8 +100,8 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
     `names` are files `plan.json`, or folders that hold one. `delta` of None is the largest δ of the
     plans. `json` is a file to write, or "".
     """
+    from bam.privacy.joint_epsilon import joint_epsilon
     from bam.privacy.mechanisms import ADJACENCIES  # these import JAX, which takes seconds
-    from bam.privacy.plan import joint_epsilon
     from bam.privacy.run import PLAN, read_plan
 
     paths = [Path(name) / PLAN if Path(name).is_dir() else Path(name) for name in names]
