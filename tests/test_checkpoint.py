@@ -182,7 +182,7 @@ def test_checkpoints_of_another_run_or_of_nothing_are_refused_and_left_alone(
     key = (stopped / "data_key").read_bytes()
     for foreign, message in (
         ("other run", "belongs to a run with other training data, or lacks its data_key"),
-        ("other run and its key", r"2\.npz has noise.*, but this training has opt_state"),
+        ("other run and its key", r"2\.npz has private.*, but this training has opt_state"),
         ("junk", r"checkpoints/2\.npz could not be read: if it is damaged, move it away"),
     ):
         shutil.rmtree(stopped / "checkpoints")
