@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bam import files, provenance
-from bam.privacy import run
+from bam.privacy import recorded_plan
 from bam.privacy.plan import PrivacyPlan, make_plan
 from bam.training import loop
 from tests.cases import assert_same_bits, mostly, refused, run_command, stop_after, tiny_digits
@@ -52,14 +52,14 @@ CHANGED = {"last bit": 1 + 2**-52, "looser": 1.01}
 @functools.cache
 def with_another_version(changed):
     """The experiment as it was built when the accountant chose another σ."""
-    chosen = run.make_plan
+    chosen = recorded_plan.make_plan
 
     def make_plan(**given):
         plan = chosen(**given)
         return dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * CHANGED[changed])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "make_plan", make_plan)
+        patch.setattr(recorded_plan, "make_plan", make_plan)
         return loop.build(tiny())
 
 

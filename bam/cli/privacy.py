@@ -102,7 +102,7 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
     """
     from bam.privacy.joint_epsilon import joint_epsilon
     from bam.privacy.mechanisms import ADJACENCIES  # these import JAX, which takes seconds
-    from bam.privacy.run import PLAN, read_plan
+    from bam.privacy.recorded_plan import PLAN, read_plan
 
     paths = [Path(name) / PLAN if Path(name).is_dir() else Path(name) for name in names]
     if "" in names:

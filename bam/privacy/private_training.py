@@ -40,7 +40,8 @@ from bam.privacy.private_gradient import (
     is_next_batch,
     mean_of,
 )
-from bam.privacy.run import PLAN, PrivateRun, planned
+from bam.privacy.recorded_plan import PLAN, plan_for
+from bam.privacy.run import PrivateRun
 from bam.provenance import git_commit
 
 # What the arguments of a plan are if they are not given.
@@ -567,7 +568,7 @@ def _plan_of(
     """Returns the folder's plan, if it has these settings, or else a new one."""
     if not 0 < scalars.real("epsilon", epsilon) < float("inf"):
         raise InputError(f"epsilon must be positive and finite, got {epsilon}")
-    return planned(
+    return plan_for(
         folder,
         population,
         float(epsilon),

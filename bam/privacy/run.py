@@ -14,8 +14,6 @@ A folder holds `plan.json` (the record, which must be the same when a run contin
 """
 
 import contextlib
-import dataclasses
-import math
 import re
 import secrets
 import threading
@@ -28,105 +26,19 @@ import jax
 import numpy as np
 from jaxtyping import PyTree, UInt32
 
-from bam import files, provenance
+from bam import files
 from bam.core import forks, scalars, seeds
 from bam.core.noise import CorrelatedNoiseState, GaussianNoiseState, with_new_key
 from bam.core.sampling import PaddedBatch
 from bam.errors import InputError
-from bam.files import JsonMapping, JsonObject
+from bam.files import JsonObject
 from bam.privacy import checkpoint, ledger, processes
-from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
+from bam.privacy.plan import PrivacyPlan, check_same
+from bam.privacy.recorded_plan import PLAN, check_version
 
-PLAN = "plan.json"
 CHECKPOINTS = "checkpoints"
 # The folder's secret key -> digests of the data and settings of a run, by names for messages.
 Digests = Callable[[bytes], JsonObject]
-
-
-def planned(
-    folder: Path | None,
-    population: Population,
-    target_epsilon: float,
-    *,
-    plan: PrivacyPlan | None = None,
-    spare_steps: int = 0,
-    mechanism: JsonMapping,
-    **settings: Any,
-) -> PrivacyPlan:
-    """Returns the plan recorded in a folder, if it has these settings; without one, a new plan.
-
-    The recorded σ and ε stay, because another version of the accountant may choose others.
-
-    Args:
-      folder: of the run to continue or begin; None for none.
-      population: the examples or users.
-      target_epsilon: the largest ε, `inf` without privacy.
-      plan: a plan of these settings that is taken in place of a recorded one.
-      spare_steps: the number of steps in `num_steps` that only replace lost ones.
-      mechanism: name and options of the way to draw batches.
-      **settings: the other arguments of `make_plan`.
-
-    Raises:
-      InputError: as `make_plan` and `recorded_plan`, and if another plan is recorded.
-    """
-    target = target_epsilon if target_epsilon < math.inf else None
-    recorded = plan or (folder and recorded_plan(folder, target))
-    if not recorded:
-        plan = make_plan(
-            num_examples=population,
-            target_epsilon=target_epsilon,
-            mechanism=mechanism,
-            **settings,
-        )
-        return dataclasses.replace(plan, spare_steps=spare_steps)
-    if target is None:
-        settings |= {"noise_multiplier": 0.0, "epsilon": math.inf}
-    else:
-        recorded.check_target(target)
-    settings |= {"population": population, "spare_steps": spare_steps}
-    expected = dataclasses.replace(recorded, mechanism_config=mechanism, **settings)
-    where = folder / PLAN if folder else "the plan"
-    check_same(where, recorded.to_json(), expected.to_json())
-    return recorded
-
-
-def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | None:
-    """The recorded plan of the run in a folder; None if no run was begun there.
-
-    The plan is not made anew, because another version of the accountant may choose another σ. Its ε
-    must hold when it is computed again, and be at most the target. Otherwise, and for a file that
-    is not a plan, it is an InputError in one line. The target of a run without privacy is None.
-    """
-    path = folder / PLAN
-    if not path.exists():
-        return None
-    check_version(folder)
-    return read_plan(path, target_epsilon, "; choose another folder")
-
-
-def check_version(folder: Path) -> None:
-    """InputError if the last process of an unfinished run had another version of bam."""
-    joined, ours = ledger.read_processes(folder), provenance.versions()["bam"]
-    theirs = str(joined[-1]["versions"].get("bam", ours)) if joined else ours
-    # Patches of a version continue each other's runs.
-    if theirs.split(".")[:2] != ours.split(".")[:2]:
-        raise InputError(
-            f"{folder} holds an unfinished run of bam {theirs}, which only that version continues: "
-            f"pip install bam-dp=={theirs}, or choose another folder"
-        )
-
-
-def read_plan(path: Path, target_epsilon: float | None = None, advice: str = "") -> PrivacyPlan:
-    """The plan in a file, checked as in `recorded_plan`; an error ends in `advice`."""
-    record = files.read_json(path)
-    try:
-        plan = PrivacyPlan.from_json(record)
-        if target_epsilon is not None:
-            plan.check_target(target_epsilon)
-        plan.check_epsilon()
-    except ValueError as error:
-        raise InputError(f"{path}: {error}{advice}") from None
-    return plan
 
 
 class PrivateRun:

@@ -13,7 +13,8 @@ from bam import files
 from bam.extras import needs
 from bam.files import JsonObject
 from bam.privacy import checkpoint
-from bam.privacy.run import CHECKPOINTS, PLAN
+from bam.privacy.recorded_plan import PLAN
+from bam.privacy.run import CHECKPOINTS
 from bam.training import loop, rundir
 from bam.training.step import TrainState
 

@@ -24,7 +24,7 @@ from bam.models import finetune, losses
 from bam.models.normalisation import Normalisation
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.privacy.private_gradient import gradient_of
-from bam.privacy.run import planned
+from bam.privacy.recorded_plan import plan_for
 from bam.training import devices, examples, loading, methods, parts
 from bam.training import step as steps
 from bam.training.config import check
@@ -145,10 +145,10 @@ def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
 def _planned(
     config: ConfigDict, num_examples: int, plan: PrivacyPlan | None, folder: Path | None
 ) -> PrivacyPlan:
-    """The plan of a run, see `bam.privacy.run.planned`."""
+    """The plan of a run, see `plan_for`."""
     # An epoch has N // l steps on average, because q = l/N.
     epochs_steps = config.num_epochs * (num_examples // config.expected_batch_size)
-    return planned(
+    return plan_for(
         folder,
         Population(num_examples, config.dataset.group_size, config.num_examples is not None),
         config.epsilon if methods.is_private(config.method.name) else math.inf,

@@ -15,7 +15,8 @@ from bam.files import (
     write_json,
     write_text,
 )
-from bam.privacy import processes, run
+from bam.privacy import processes
+from bam.privacy.recorded_plan import check_version
 from bam.training.keys import CHANGEABLE, KEYS
 
 with needs("train"):
@@ -153,7 +154,7 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         raise FinishedError(
             f"{workdir} already holds a finished run; choose another --workdir or delete that one"
         )
-    run.check_version(workdir)
+    check_version(workdir)
 
 
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
