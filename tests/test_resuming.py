@@ -431,6 +431,6 @@ def test_an_extension_is_trained_from_its_config_stopped_twice_or_not(name, tmp_
     assert whole.summary["epsilon"] <= 3.0
     assert whole.summary["sensitivity"] == pytest.approx(1.0, abs=0.05)
     if name == "adaptive":
-        assert float(whole.state.clip) != 1.0 and whole.summary["sensitivity"] > 1
+        assert float(whole.state.private.privatize.clip) != 1.0 and whole.summary["sensitivity"] > 1
     resumed = stopped_and_resumed([trainer] * 3, 0, tmp_path / "run", (1, 7))
     assert_equal_runs((resumed, tmp_path / "run"), (whole, tmp_path / "whole"), 0)

@@ -417,7 +417,8 @@ class PrivateTraining:
 
     def _init(self, params: Params) -> PrivateState:
         if pytree.is_placeholder(params):
-            return first_state(self._clip, mean_of(self.plan), params, self.tag, self.tag)
+            no_key = jnp.zeros(0, jnp.uint32)
+            return first_state(self._clip, mean_of(self.plan), params, no_key, no_key)
         with self.run.in_use():
             return self._first_state(params)
 
