@@ -360,8 +360,8 @@ def test_settings_of_other_plans_with_equal_noise_are_refused(tmp_path, monkeypa
     """The search's ε is one plan's: another number of steps has another."""
     build = loop.build
 
-    def with_equal_noise(config, plan=None):
-        trainer = build(config, plan=plan)
+    def with_equal_noise(config, **options):
+        trainer = build(config, **options)
         equal = dataclasses.replace(trainer.plan, noise_multiplier=9.0)
         mean = dataclasses.replace(trainer.parts.gradient.mean, noise_multiplier=9.0)
         gradient = dataclasses.replace(trainer.parts.gradient, mean=mean)
