@@ -439,7 +439,9 @@ def test_a_checkpoint_alone_and_a_finished_run_confirm_no_guess_at_the_training_
     images[5, 3, 3] += 1
     changed = dataset._replace(train=dataset.train._replace(images=images))
     with pytest.raises(ValueError, match="other training data, or lacks its data_key"):
-        loop.train(dataclasses.replace(experiment, dataset=changed), None, killed)
+        loop.train(
+            dataclasses.replace(experiment, listing=changed, load=lambda: changed), None, killed
+        )
 
     (other / "data_key").unlink()
     with pytest.raises(ValueError, match="other training data, or lacks its data_key"):

@@ -59,6 +59,7 @@ def dry_run(trainer: loop.Trainer, tune: bool, show: Callable[[str], None]) -> N
             size = tuning.fastest_size(trainer)
         show(f"fastest of {sizes} on {devices.name()}: --config.microbatch_size={size}")
         trainer = trainer.with_microbatch_size(size)
+    trainer.load()  # features take minutes, and have lines of their own
     with waits.compiling(show, f"and timing a step on {devices.name()}"):
         estimate = duration.estimate_seconds(trainer)
     at_once = f", {trainer.config.microbatch_size} at a time" * tune

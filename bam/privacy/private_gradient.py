@@ -148,12 +148,13 @@ class PrivateGradient:
             rows, mask = (rows, mask), jnp.any(mask, axis=1)
         # The shift is shared by all examples and uses only the last private gradient.
         at = self.oracle.ascend(params, _whole(state.previous, params))
-        oracle = self._of_trained(at)
+        oracle, like = self._of_trained(at), pytree.chosen(params, self.trainable)
 
         def gradient_of(trained: Params, row: PyTree) -> Grads:
             grads = oracle.grad(trained, example_of(row))
-            shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, trained))
-            if not pytree.same_structure(grads, trained) or shapes != expected:
+            # An oracle of one's own may shift to a tree of several weights.
+            shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, like))
+            if not pytree.same_structure(grads, like) or shapes != expected:
                 raise InputError(
                     "the oracle's gradient has another structure or other shapes than the "
                     "parameters"
