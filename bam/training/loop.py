@@ -104,7 +104,7 @@ def train(
     config = trainer.config.copy_and_resolve_references()
     config.seed = seed
     private, files = trainer.training(seed), RunFiles(workdir, config)
-    run = private.run
+    run, data = private.run, trainer.load().train  # which may take minutes if they are features
     with contextlib.closing(private), files:
         if workdir is not None:
             # The metrics count steps, too: a ledger that says fewer was replaced or cut.
@@ -117,7 +117,7 @@ def train(
         if config.checkpoint.every:
             run.check_room(state)
         # Data in memory are placed once; each batch is taken from them, or from files read ahead.
-        rows = Rows(trainer.dataset.train, trainer.plan, trainer.mesh)
+        rows = Rows(data, trainer.plan, trainer.mesh)
         diagnosed = diagnosed_rows(trainer) if config.diagnostics.every else None
         if run.step < run.end:
             with waits.compiling(log, "the step"):
