@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
@@ -24,7 +24,8 @@ from bam.errors import InputError
 from bam.features import extraction
 from bam.files import JsonObject
 from bam.models import layers
-from bam.training import loading, loop, parts, trainer
+from bam.privacy.private_gradient import batch_of
+from bam.training import devices, loading, loop, parts, trainer
 from scripts.benchmarks import arithmetic, timing
 
 GIB = 2**30
@@ -189,14 +190,19 @@ def compile_step(
     built = loop.build(config, dataset, hardware)
     sharding = NamedSharding(built.mesh, PartitionSpec()) if built.mesh else None
     everywhere = sharding or SingleDeviceSharding(hardware[0])
-    arguments = (
-        jax.eval_shape(lambda: built.init(0)),
-        built.batch(built.init(0), sampling.pad(np.arange(0), built.plan.capacity, 0, 0)),
-    )
-    # Shapes alone would be compiled for the default device.
-    arguments = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), arguments
-    )
+    # Nothing is placed, because the devices may not be there.
+    nothing = np.full(built.plan.capacity, sampling.PADDING, np.int32)
+    rows = jax.eval_shape(lambda: built.rows(nothing))
+    batch = batch_of(rows, np.zeros(len(nothing), bool), 1, np.zeros(2, np.uint32))
+
+    def on(sharding: Sharding, tree: PyTree) -> PyTree:
+        # Shapes alone would be compiled for the default device.
+        shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
+        return jax.tree.map(shape, tree)
+
+    of_rows = devices.of_rows(len(nothing), built.mesh) or everywhere
+    batch = on(everywhere, batch)._replace(examples=on(of_rows, rows))
+    arguments = (on(everywhere, jax.eval_shape(lambda: built.init(0))), batch)
     return built, *timing.compile_timed(built.step, *arguments, donate=(0,))
 
 
