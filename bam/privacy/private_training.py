@@ -1,8 +1,8 @@
-"""Private training in a user's own loop: sampler, clip, noise and ε in one object.
+"""Private training as one object, which couples sampler, clip, noise and ε.
 
 All are made from one plan, so they cannot disagree: the batches are those that the accountant
 counts, the noise is scaled to the clip's sensitivity, and the mean is divided by the expected batch
-size. A `PrivateTraining` is a `PrivateRun` with a transform, as `bam train` is one with a config.
+size. `bam train` is a loop over a `PrivateTraining`, as yours is.
 """
 
 import hmac

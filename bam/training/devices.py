@@ -36,7 +36,12 @@ def mesh(devices: Sequence[jax.Device]) -> Mesh | None:
 
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Copies a pytree of arrays to every device of a mesh; they are equal in every process."""
-    return processes.put(tree, NamedSharding(mesh, PartitionSpec()) if mesh else None)
+    return processes.put(tree, everywhere(mesh))
+
+
+def everywhere(mesh: Mesh | None) -> NamedSharding | None:
+    """Returns the sharding of arrays that every device has; None for a single device."""
+    return NamedSharding(mesh, PartitionSpec()) if mesh else None
 
 
 def share_rows(tree: PyTree, mesh: Mesh | None) -> PyTree:

@@ -81,14 +81,15 @@ class Rows:
         # N of the plan may exceed the data, and a drawn row without data is an empty place.
         only = lambda step: batch_at(step).within(num_rows)  # noqa: E731
         if self._all is not None:
-            take = _taker(devices.of_rows(self._capacity, self._mesh))
+            # Each device has all data, and takes all rows of the batch: none need be exchanged.
+            take = _taker(devices.everywhere(self._mesh))
             for step in steps:
                 indices, mask = map(np.asarray, only(step))
-                yield take(self._all, indices, mask) | {"row": indices}, mask
+                yield take(self._all, indices, mask), mask
             return
         for split, batch in stream.ahead(self._split, only, self._capacity, steps):
             indices, mask = map(np.asarray, batch)
-            yield _on_devices(split, indices, self._mesh), mask
+            yield _on_devices(split, indices, devices.share_rows, self._mesh), mask
 
 
 def rows_at(
@@ -96,13 +97,20 @@ def rows_at(
 ) -> dict[str, PyTree]:
     """Returns the rows of these numbers on the devices; zeros at `PADDING`."""
     indices = np.asarray(indices)
-    rows = stream.rows_of(split, indices, indices != PADDING)
-    return _on_devices(rows, indices, mesh)
+    # As in a step, so that both have one program.
+    is_stored = isinstance(split.images, StoredImages)
+    place = devices.share_rows if is_stored else devices.replicate
+    return _on_devices(stream.rows_of(split, indices, indices != PADDING), indices, place, mesh)
 
 
-def _on_devices(rows: datasets.Split, indices: np.ndarray, mesh: Mesh | None) -> dict[str, PyTree]:
-    # Each device gets only its rows.
-    return devices.share_rows(_flat(rows) | {"row": indices.astype(np.int32)}, mesh)
+def _on_devices(
+    rows: datasets.Split,
+    indices: np.ndarray,
+    place: Callable[[PyTree, Mesh | None], PyTree],
+    mesh: Mesh | None,
+) -> dict[str, PyTree]:
+    placed: dict[str, PyTree] = place(_flat(rows) | {"row": indices.astype(np.int32)}, mesh)
+    return placed
 
 
 def _flat(split: datasets.Split) -> dict[str, np.ndarray]:
@@ -115,7 +123,7 @@ def _taker(sharding: NamedSharding | None) -> Callable[..., PyTree]:
     """Returns a program that takes rows out of all rows; zeros where the mask is False."""
 
     def take(data: PyTree, indices: Array, mask: Array) -> PyTree:
-        return PaddedBatch(indices, mask).take(data)
+        return PaddedBatch(indices, mask).take(data) | {"row": indices}
 
     return jax.jit(take, out_shardings=sharding)
 

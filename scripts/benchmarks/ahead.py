@@ -200,8 +200,10 @@ def compile_step(
         shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)  # noqa: E731
         return jax.tree.map(shape, tree)
 
-    of_rows = devices.of_rows(len(nothing), built.mesh) or everywhere
-    batch = on(everywhere, batch)._replace(examples=on(of_rows, rows))
+    batch = on(everywhere, batch)
+    if datasets.streams(built.listing):
+        of_rows = devices.of_rows(len(nothing), built.mesh) or everywhere
+        batch = batch._replace(examples=on(of_rows, rows))
     arguments = (on(everywhere, jax.eval_shape(lambda: built.init(0))), batch)
     return built, *timing.compile_timed(built.step, *arguments, donate=(0,))
 
