@@ -87,9 +87,9 @@ def without_the_tests_type_checks():
 def monkeypatch(monkeypatch):
     """No program that was compiled before is used where a test replaces a function of bam."""
     from bam.core import program
-    from bam.training import build
+    from bam.training import parts
 
-    caches, replace, replaced = [program._program, build._made_network], monkeypatch.setattr, []
+    caches, replace, replaced = [program._program, parts._made_network], monkeypatch.setattr, []
 
     def setattr_and_forget(target, *given, **options):
         replace(target, *given, **options)

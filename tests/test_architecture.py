@@ -31,7 +31,8 @@ SHARED = {
 }  # of every folder but the core; import each other alone
 # What any command line is made of, for the commands and for scripts.
 COMMAND_LINES = {
-    *("command", "command_line", "help_text", "jax_setup", "main", "options", "screen", "signals"),
+    *("command", "command_line", "help_text", "jax_setup", "main", "options", "run_lines"),
+    *("screen", "signals"),
 }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
 
-from bam.cli import train
+from bam.cli import run_lines
 from bam.data import datasets
 from bam.models import figures
 from bam.part_table import LOSSES
@@ -299,15 +299,15 @@ def test_the_page_says_what_intervals_draw_and_leaves_out_those_that_say_little(
 def test_a_class_without_a_test_image_is_named_wherever_a_mean_leaves_it_out(tmp_path):
     outputs, labels = random_classes(90, 3)
     partial = figures.classification(outputs[labels > 0], labels[labels > 0], ("ill", "well", "x"))
-    assert "(of 2 of 3 classes; no test image: ill)" in train.test_figures(partial)[0]
+    assert "(of 2 of 3 classes; no test image: ill)" in run_lines.test_figures(partial)[0]
     row = r">ill</text>[^ST]*– \(no test image\)"
     assert re.search(row, shown(tmp_path / "run", **partial))
     whole = figures.classification(outputs, labels, ("ill", "well", "x"))
-    assert "classes" not in train.test_figures(whole)[0]
+    assert "classes" not in run_lines.test_figures(whole)[0]
     assert "no test image" not in shown(tmp_path / "whole", **whole)
     yes = np.stack([labels > 0, labels > -1], axis=1)
     several = figures.multilabel(outputs[:, :2], yes, ("cat", "dog"))
-    assert "(of 1 of 2 labels; all or no test images: dog)" in train.test_figures(several)[0]
+    assert "(of 1 of 2 labels; all or no test images: dog)" in run_lines.test_figures(several)[0]
 
 
 @pytest.mark.usefixtures("no_charts")

@@ -13,7 +13,7 @@ import pytest
 from ml_collections import ConfigDict
 
 import bam
-from bam.cli import train
+from bam.cli import run_lines
 from bam.core import sampling
 from bam.data import datasets
 from bam.data.datasets import Dataset, Split
@@ -244,17 +244,17 @@ def test_a_plan_knows_no_clip_and_the_record_of_a_run_does():
     assert not {"clip_norm", "sensitivity"} & run.plan.to_json().keys()
     for built, bound in ((run, 0.3), (wider, 30.0)):
         assert built.record == built.plan.to_json() | {"clip_norm": bound, "sensitivity": bound}
-    assert ", clip norm 0.3\n" in train.describe_plan(run)
+    assert ", clip norm 0.3\n" in run_lines.describe_plan(run)
 
 
 def test_the_plan_names_a_clip_of_ones_own_and_its_sensitivity():
     config = config_of(clip_norm=0.5)
     config.clip.name = "examples.automatic_clipping:clip"
-    words = train.describe_plan(loop.build(config, data_of(1280)))
+    words = run_lines.describe_plan(loop.build(config, data_of(1280)))
     assert ", clip examples.automatic_clipping:clip of norm 0.5\n" in words
     with config.unlocked():
         config.clip = ConfigDict({"name": "tests.test_neighbouring_datasets:longer", "factor": 3.0})
-    words = train.describe_plan(loop.build(config, data_of(1280)))
+    words = run_lines.describe_plan(loop.build(config, data_of(1280)))
     assert ", clip tests.test_neighbouring_datasets:longer of norm 0.5, sensitivity 1.5\n" in words
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 from scipy import special
 
 from bam import models
-from bam.cli import command_line, train
+from bam.cli import command_line, run_lines
 from bam.data import datasets
 from bam.data.preprocessing import Preprocessing
 from bam.features.backbone import IN_JAX, backbone, expected
@@ -325,7 +325,7 @@ def test_logits_of_a_png_are_those_of_the_package_that_the_weights_are_from(netw
     built, ours = logits()
     np.testing.assert_allclose(ours, right, atol=1e-4)
     used = built.normalisation._replace(size=None, interpolation="")
-    assert f"images are normalised for these weights: {used}" in train.describe(built)
+    assert f"images are normalised for these weights: {used}" in run_lines.describe(built)
     source = HF if "transformers" in name else CONFIG
     assert str(file.parent / source) in str(built.normalisation)
     # The control: with the mean of another library's weights they are others.
@@ -366,7 +366,7 @@ def test_the_plan_says_what_of_the_weights_preprocessing_is_not_used(
     settings = {"model.name": "vit_ti16", "init_fresh": "^head"}
     built = fine_tuned(file, np.zeros((4, 32, 32, 3), np.uint8), **settings)
     built.config.dataset.name = changes.get("dataset", "digits")
-    plan = train.describe(built).splitlines()
+    plan = run_lines.describe(built).splitlines()
     because = "; not used, because images stay as they are: "
     expected = (
         "images are normalised for these weights: mean 0.485, 0.456, 0.406; "
@@ -410,7 +410,7 @@ def test_a_release_says_what_pixels_its_features_are_of(tmp_path):
     options = {"name": "backbone", "model": "vit_ti16", "weights": str(file)}
     config.features.update(options | {"cache": str(tmp_path / "kept")})
     built = loop.build(config)
-    assert "images are normalised for these weights: mean 0.485" in train.describe(built)
+    assert "images are normalised for these weights: mean 0.485" in run_lines.describe(built)
     loop.train(built, 1, tmp_path / "run")
     export.export(tmp_path / "run", tmp_path / "out", nominal=True)
     facts = json.loads((tmp_path / "out" / "model.json").read_text())
@@ -477,14 +477,14 @@ def test_without_a_file_or_a_number_the_data_sets_constants_stay(linear):
     np.testing.assert_array_equal(built.dataset.mean, np.full(3, 0.5, np.float32))
     np.testing.assert_array_equal(built.dataset.std, np.full(3, 0.25, np.float32))
     assert built.normalisation[:2] == ((0.5,) * 3, (0.25,) * 3)
-    assert "no file beside the weights says what they expect" in train.describe(built)
+    assert "no file beside the weights says what they expect" in run_lines.describe(built)
 
 
 def test_floats_are_normalised_by_the_file_only_if_the_config_says_so(linear):
     floats = colours(8).astype(np.float32) / 255
     built = fine_tuned(linear, floats, **{"model.name": "linear"})
     np.testing.assert_array_equal(built.dataset.mean, np.full(3, 0.5, np.float32))
-    assert "the data set: its images are floats" in train.describe(built)
+    assert "the data set: its images are floats" in run_lines.describe(built)
     built = fine_tuned(linear, floats, **{"model.name": "linear", "init_mean": 0.1})
     np.testing.assert_array_equal(built.dataset.mean, np.full(3, 0.1, np.float32))
 

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from bam.cli import train
+from bam.cli import run_lines
 from bam.part_table import OPTIMIZERS
 from bam.training import loop, schedules
 from bam.training.schedules import Schedule
@@ -75,9 +75,9 @@ def test_another_rate_of_a_schedule_compiles_nothing():
 
 def test_the_plan_says_how_the_rate_changes():
     built = build(**{"optimizer.schedule": "cosine", "optimizer.warmup_steps": 2})
-    words = train.describe_plan(built)
+    words = run_lines.describe_plan(built)
     assert words.endswith("\nlearning rate: rises over 2 steps and then falls to 0 as a cosine")
-    assert "rate" not in train.describe_plan(build())
+    assert "rate" not in run_lines.describe_plan(build())
 
 
 @pytest.mark.parametrize(

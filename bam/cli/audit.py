@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from bam import files, provenance, tables, waits
 from bam.audit import canary, checks, one_run, whole_run
 from bam.cli import command, jax_setup, options, screen
-from bam.cli.train import describe_plan
+from bam.cli.run_lines import describe_plan
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.training import config as base

@@ -150,7 +150,7 @@ class PrivateGradient:
         at = self.oracle.ascend(params, _whole(state.previous, params))
         oracle, like = self._of_trained(at), pytree.chosen(params, self.trainable)
 
-        def gradient_of(trained: Params, row: PyTree) -> Grads:
+        def of_row(trained: Params, row: PyTree) -> Grads:
             grads = oracle.grad(trained, example_of(row))
             # An oracle of one's own may shift to a tree of several weights.
             shapes, expected = (list(map(jnp.shape, jax.tree.leaves(x))) for x in (grads, like))
@@ -162,7 +162,7 @@ class PrivateGradient:
             return grads
 
         gradient, norms, after = private_mean(
-            gradient_of,
+            of_row,
             self.clip,
             self.mean,
             pytree.chosen(at, self.trainable),
@@ -245,7 +245,10 @@ def gradient_of(
     group_size: int = 0,
     trainable: str = "",
 ) -> PrivateGradient | PlainGradient:
-    """Returns the gradient of a plan's steps; it is plain if the plan has no privacy.
+    """Returns the gradient of a plan's steps, which is plain if the plan has no privacy.
+
+    `group_size` and `trainable` are for loops of one's own, whose oracle knows neither users nor
+    frozen weights. The examples of `bam train` hold both already.
 
     InputError without privacy for an oracle without `loss_fn`, and for `trainable`.
     """

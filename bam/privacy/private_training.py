@@ -44,8 +44,6 @@ from bam.privacy.recorded_plan import PLAN, plan_for
 from bam.privacy.run import PrivateRun
 from bam.provenance import git_commit
 
-# What the arguments of a plan are if they are not given.
-DEFAULTS = (None, 0, "pld", "poisson")
 # step -> the examples and the mask of its batch
 Reader = Callable[[int], tuple[PyTree, Bool[np.ndarray, "rows ..."]]]
 
@@ -145,10 +143,6 @@ class PrivateTraining:
             "num_examples": num_examples, "expected_batch_size": expected_batch_size,
             "num_epochs": num_epochs, "epsilon": epsilon, "delta": delta,
         }  # fmt: skip
-        options = {
-            "accountant": accountant, "mechanism": mechanism, "group_size": group_size,
-            "mechanism_options": mechanism_options, "num_examples_given": num_examples_given,
-        }  # fmt: skip
         path = None if folder is None else _resolved(folder)
         seed = None if seed is None else scalars.whole("seed", seed)
         if mesh is not None and len(mesh.axis_names) != 1:
@@ -167,8 +161,15 @@ class PrivateTraining:
                 accountant=accountant,
                 mechanism={**(mechanism_options or {}), "name": mechanism},
             )
-        elif given := [k for k, x in (needed | options).items() if x not in DEFAULTS]:
+        elif given := [name for name, value in needed.items() if value is not None]:
             raise InputError(f"plan= fixes {', '.join(given)}: leave them out")
+        elif (accountant, mechanism, mechanism_options) != ("pld", "poisson", None) or (
+            group_size or num_examples_given
+        ):
+            raise InputError(
+                "plan= fixes accountant, mechanism, mechanism_options, num_examples_given and "
+                "group_size: leave them out"
+            )
         self._sensitivity = sensitivity_of(self._clip) if plan.private else 0.0
         # Noise would be 0, too, and the training would learn nothing.
         if plan.private and self._sensitivity == 0:
@@ -198,7 +199,8 @@ class PrivateTraining:
         # is made once, before the first draw (`_initialised`).
         self.tag = self.run.key("whose batch")[:2].copy()
         self._used, self._initialised, self._transformed = 0, False, False
-        # A copy, because another training of this seed has the same array.
+        # Held so that another transform with this key is noticed. A copy, because another training
+        # of this seed has the same array.
         self._claim: object = claim_key(self.run.key("noise").copy())
         if path is not None and not self.run.is_resumed:
             self.run.save(None)
@@ -425,7 +427,7 @@ class PrivateTraining:
     def _first_state(self, params: Params) -> PrivateState:
         if tracing.being_traced():
             raise RuntimeError("init a private transform outside of jit: it holds a secret key")
-        if self._initialised or self.run.step > self.run.first:
+        if self._initialised or self.run.step > self.run.resumed_after:
             raise RuntimeError(
                 f"init a second time, or after {self.steps_begun} steps, would repeat the noise: "
                 "make another PrivateTraining (its ε adds to this one's)"
@@ -441,9 +443,9 @@ class PrivateTraining:
         self._initialised = True
         key = self.run.key("noise")
         state = first_state(self._clip, mean_of(self.plan), trained, key, self.tag)
-        # The first step after a resume is step `first` + 1, as in its batch.
+        # The first step after a resume is step `resumed_after` + 1, as in its batch.
         noise = state.privatize.noise
-        noise = noise._replace(step=jnp.asarray(self.run.first, noise.step.dtype))
+        noise = noise._replace(step=jnp.asarray(self.run.resumed_after, noise.step.dtype))
         return state._replace(privatize=state.privatize._replace(noise=noise))
 
     def save(self, folder: str | Path, tree: PyTree = None) -> None:
@@ -504,10 +506,10 @@ class PrivateTraining:
         """
         if self.run.folder is None:
             raise InputError("this training was not saved: pass folder=…, or call save first")
-        return self.last_saved(like)
+        return self.adopt(like)
 
-    def last_saved(self, like: PyTree) -> PyTree:
-        """Returns the last saved pytree, or `like`, with this training's own key and tag."""
+    def adopt(self, like: PyTree) -> PyTree:
+        """Returns the last saved pytree, or else `like`, with this training's own key and tag."""
 
         def with_tag(node: Any) -> Any:
             if not isinstance(node, PrivateState):

@@ -21,6 +21,11 @@ def random_words(num_words: int) -> np.ndarray:
     return from_first(np.frombuffer(secrets.token_bytes(4 * num_words), np.uint32))
 
 
+def random_seed() -> int:
+    """Returns a seed of 256 random bits of the operating system, the same in every process."""
+    return int.from_bytes(random_words(8).tobytes())
+
+
 def from_first(value: np.generic | np.ndarray) -> np.ndarray:
     """The first process's value, in every process; its shape and dtype must be the same in all."""
     if jax.process_count() == 1:

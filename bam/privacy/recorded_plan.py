@@ -32,7 +32,7 @@ def plan_for(
       folder: of the run to continue or begin; None for none.
       population: the examples or users.
       target_epsilon: the largest ε, `inf` without privacy.
-      plan: a plan of these settings that is taken in place of a recorded one.
+      plan: a plan that is taken as it is, if it has these settings: none is read or made.
       spare_steps: the number of steps in `num_steps` that only replace lost ones.
       mechanism: name and options of the way to draw batches.
       **settings: the other arguments of `make_plan`.
@@ -41,8 +41,8 @@ def plan_for(
       InputError: as `make_plan` and `recorded_plan`, and if another plan is recorded.
     """
     target = target_epsilon if target_epsilon < math.inf else None
-    recorded = plan or (folder and recorded_plan(folder, target))
-    if not recorded:
+    kept = plan or (folder and recorded_plan(folder, target))
+    if not kept:
         plan = make_plan(
             num_examples=population,
             target_epsilon=target_epsilon,
@@ -53,12 +53,12 @@ def plan_for(
     if target is None:
         settings |= {"noise_multiplier": 0.0, "epsilon": math.inf}
     else:
-        recorded.check_target(target)
+        kept.check_target(target)
     settings |= {"population": population, "spare_steps": spare_steps}
-    expected = dataclasses.replace(recorded, mechanism_config=mechanism, **settings)
+    expected = dataclasses.replace(kept, mechanism_config=mechanism, **settings)
     where = folder / PLAN if folder else "the plan"
-    check_same(where, recorded.to_json(), expected.to_json())
-    return recorded
+    check_same(where, kept.to_json(), expected.to_json())
+    return kept
 
 
 def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | None:

@@ -53,7 +53,7 @@ class PrivateRun:
       lost: number of counted steps that no checkpoint has: those that earlier processes began and
         did not save, and missing steps of a period.
       more: a JSON object that the caller keeps in checkpoints beside the state.
-      first: the step of the checkpoint that the run continues; 0 for a new run.
+      resumed_after: the step of the checkpoint that the run continues; 0 for a new run.
       num_devices: number of devices that share the examples of a step.
       folder: of the run; None until `open`.
       processes: the processes that took steps, as `ledger.this_process` describes them.
@@ -76,12 +76,11 @@ class PrivateRun:
         self.more: JsonObject = {}
         self.folder: Path | None = None
         self.is_resumed = False
-        self.num_devices, self.first = num_devices, 0
+        self.num_devices, self.resumed_after = num_devices, 0
         self._is_unseeded = seed is None
-        self._root_seed = (
-            int.from_bytes(processes.random_words(8).tobytes()) if self.seed is None else self.seed
-        )
-        self._before = 0  # number of steps that earlier processes drew from other streams
+        self._root_seed = processes.random_seed() if self.seed is None else self.seed
+        # Steps drawn from other streams: `resumed_after` without a seed, otherwise none.
+        self._before = 0
         self.processes = joined = list[JsonObject]()
         join = lambda step: joined.append(ledger.this_process(step, num_devices))  # noqa: E731
         self._ledger = ledger.Ledger(None, plan, 0, 0, join)
@@ -112,7 +111,8 @@ class PrivateRun:
             with self.in_use():
                 if self.step >= self.end:  # another thread has begun the last step
                     return
-                # The count is on the disk before anything of the step exists.
+                # The count is on the disk before the step's noise exists and its batch is given
+                # out. A reader of files may have read the rows earlier.
                 self._ledger.begin()
                 self.step += 1
                 step = self.step
@@ -222,7 +222,7 @@ class PrivateRun:
             if saved:
                 self.is_resumed, self.more = True, saved["more"]
             if not begins:
-                self.step = self.first = header["step"]
+                self.step = self.resumed_after = header["step"]
                 self._before = self.step if self._is_unseeded else 0
                 self.lost = counted.begun - self.step
             self._record, self.folder, self._ledger = record, folder, counted

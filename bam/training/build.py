@@ -1,31 +1,23 @@
 """From a config to a `Trainer`: values are checked, data listed, privacy planned and parts made."""
 
 import functools
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-from jaxtyping import Array, Float, PyTree
 
-from bam import models, waits
-from bam.core import oracles, pytree, strategy
-from bam.core.clipping import Bounded, finish
-from bam.core.noise import advance_noise, init_noise
-from bam.core.pytree import Grads, Params
+from bam import waits
+from bam.core import strategy
 from bam.data import datasets, users
 from bam.errors import InputError
 from bam.extras import needs
-from bam.models import finetune, losses
+from bam.models import finetune
 from bam.models.normalisation import Normalisation
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.privacy.private_gradient import gradient_of
 from bam.privacy.recorded_plan import plan_for
-from bam.training import devices, examples, loading, methods, parts
+from bam.training import devices, examples, fit, loading, methods, parts
 from bam.training import step as steps
 from bam.training.config import check
 from bam.training.trainer import (
@@ -71,24 +63,30 @@ def build(
     config = config.copy_and_resolve_references()
     check_labels = parts.make_loss(config.loss).check
     if dataset is None:
-        listing, load = loading.list_data(config.dataset, config.features, log)
+        data, load = loading.list_data(config.dataset, config.features, log)
     else:
-        listing, load = dataset, lambda: dataset
+        data, load = dataset, lambda: dataset
 
-    def in_units(dataset: datasets.Dataset) -> tuple[datasets.Dataset, Normalisation | None]:
+    def by_unit(dataset: datasets.Dataset) -> tuple[datasets.Dataset, Normalisation | None]:
         """Returns the data set with a row for each unit of privacy, and its normalisation."""
         datasets.check(dataset, check_labels)
-        dataset, expected = loading.normalise(config, dataset)
-        return users.grouped(dataset, config.dataset.group_size), expected
+        dataset, normalisation = loading.normalise(config, dataset)
+        return users.grouped(dataset, config.dataset.group_size), normalisation
+
+    # Kept by the function itself, because a changed copy of the trainer loads the same data.
+    @functools.cache
+    def load_by_unit() -> datasets.Dataset:
+        loaded = load()
+        return listing if loaded is data else by_unit(loaded)[0]
 
     # Everything is checked and planned from the number, shapes and labels of the data.
-    rows, expected = in_units(listing)
-    shape, num_examples = rows.train.images.shape[-3:], _num_examples(config, rows)
+    listing, normalisation = by_unit(data)
+    shape, num_examples = listing.train.images.shape[-3:], _num_examples(config, listing)
     check_microbatch_size(config.microbatch_size, num_examples)
-    criterion, model, loss = _network(config, rows.num_classes, shape)
+    criterion, model, loss = parts.make_network(config, listing.num_classes, shape)
     # The method sees the loss alone: it knows neither batches nor clips nor noise.
     oracle = parts.make_oracle(config.method, loss)
-    _check_shapes(config, rows, criterion, model, oracle)
+    fit.check_shapes(config, listing, criterion, model, oracle)
     # The plan is made without the clip: σ and ε do not depend on C.
     with waits.awaited(log, "planning", stays=False):
         plan = _planned(config, num_examples, plan, folder)
@@ -96,7 +94,7 @@ def build(
     clip_norm = clip_norm_of(config, plan)
     clip = parts.make_clip(config.clip, plan, clip_norm)
     # A user's clip may return another tree, or its S may be too large for floats to hold the noise.
-    _check_clip(config.clip.name, clip, plan, trained)
+    fit.check_clip(config.clip.name, clip, plan, trained)
     gradient = gradient_of(
         plan,
         oracle,
@@ -107,8 +105,8 @@ def build(
     sensitivity = clip.sensitivity if plan.private else 0.0
     return Trainer(
         config=config,
-        listing=rows,
-        load=functools.cache(lambda: rows if (data := load()) is listing else in_units(data)[0]),
+        listing=listing,
+        load=load_by_unit,
         plan=plan,
         parts=steps.Parts(
             gradient=gradient,
@@ -117,12 +115,12 @@ def build(
             noise_norm=strategy.norm(strategy.noise_of(plan.mechanism.strategy, plan.num_steps)),
             loss=loss,
             model=model,
-            inputs=examples.inputs_of(config, rows),
+            inputs=examples.inputs_of(config, listing),
         ),
         criterion=criterion,
         weights=finetune.load(config.init_from, config.init_fresh, shapes_of(model), shape),
         features_digest=loading.features_digest(config.features),
-        normalisation=expected,
+        normalisation=normalisation,
         log=log,
     )
 
@@ -160,116 +158,3 @@ def _planned(
         accountant=config.accountant,
         mechanism=parts.set_keys(config.mechanism, ""),
     )
-
-
-def _network(
-    config: ConfigDict, num_classes: int, shape: tuple[int, ...]
-) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
-    """The criterion of outputs, the network, and the loss of an example.
-
-    For bam's models and losses, equal sections give the same objects, so that runs share compiled
-    programs.
-    """
-    # A user's function may return another network for the same options, so it is called each time.
-    if ":" in config.model.name + config.loss.name:
-        return _new_network(config, num_classes, tuple(shape))
-    names, values = ("model", "loss", "lora", "convolution", "precision"), config.to_dict()
-    sections = {name: values[name] for name in names}
-    text = json.dumps(sections, default=lambda x: np.asarray(x).tolist())
-    return _made_network(text, num_classes, tuple(shape))
-
-
-@functools.lru_cache(maxsize=32)
-def _made_network(
-    sections: str, num_classes: int, shape: tuple[int, ...]
-) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
-    return _new_network(ConfigDict(json.loads(sections)), num_classes, shape)
-
-
-def _new_network(
-    config: ConfigDict, num_classes: int, shape: tuple[int, ...]
-) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
-    criterion = parts.make_loss(config.loss)
-    model = models.as_functions(
-        parts.make_model(config.model, num_classes),
-        shape,
-        convolution=config.convolution,
-        precision=config.precision,
-        lora_rank=config.lora.rank,
-        lora_targets=config.lora.targets,
-        loss=criterion,
-    )
-
-    def loss(params: Params, example: PyTree) -> Float[Array, ""]:
-        return model.loss(finetune.merge(params, example["frozen"]), example)
-
-    return criterion, model, loss
-
-
-def _check_shapes(
-    config: ConfigDict,
-    dataset: datasets.Dataset,
-    criterion: losses.Loss,
-    model: models.Model,
-    oracle: oracles.Method,
-) -> None:
-    """InputError if the shapes of outputs, loss or gradients do not fit together.
-
-    The functions are traced and not run, so a mistake shows at once and not in the first step.
-    """
-    params = shapes_of(model)
-    for name, x in zip(pytree.names(params), jax.tree.leaves(params), strict=True):
-        if x.dtype not in (jnp.float32, jnp.bfloat16):
-            raise InputError(
-                f"model {config.model.name} has a parameter {x.dtype}{list(x.shape)} at {name}: "
-                "make it float32 or bfloat16, and leave jax_enable_x64 off"
-            )
-    label = examples.label_of(dataset)
-    example = examples.example_like(config, dataset.train.images.shape[-3:], label)
-    logits = jax.eval_shape(model.logits, params, example["image"])
-    inputs, like = examples.num_inputs(config), logits.shape[1:-1]
-    if logits.shape != (inputs, *like, dataset.num_classes) or like != label.shape[: len(like)]:
-        raise InputError(
-            f"model {config.model.name} returns logits {logits.shape} for {inputs} "
-            f"inputs: one row of {dataset.num_classes} for each is needed"
-        )
-    output = jax.ShapeDtypeStruct(logits.shape[1:], logits.dtype)
-    if jax.eval_shape(criterion.of_output, output, label).shape:
-        raise InputError(
-            f"loss {config.loss.name} does not return a single number for an output of shape "
-            f"{output.shape}"
-        )
-    trained, frozen = finetune.split(params, config.trainable)
-
-    def gradient(params: Params, example: PyTree) -> Grads:
-        return oracle.grad(oracle.ascend(params, optax.tree.zeros_like(params)), example)
-
-    grads = jax.eval_shape(gradient, trained, example | {"frozen": frozen})
-    if not pytree.same_structure(grads, trained):
-        raise InputError(
-            f"method {config.method.name} returns a gradient of another structure, shape or dtype "
-            "than the parameters"
-        )
-
-
-def _check_clip(name: str, clip: Bounded, plan: PrivacyPlan, trained: PyTree) -> None:
-    """InputError if the clip or its noise does not fit the trained parameters."""
-
-    def clipped(params: Params) -> Grads:
-        state = clip.init(params)
-        return finish(clip, clip.update(params, state, params)[0], state)[0]
-
-    def correlated(params: Params) -> Array | None:
-        strategy = plan.mechanism.strategy
-        # Any key will do: the noise is traced, not drawn.
-        state = init_noise(jnp.zeros(8, jnp.uint32), clip, params, strategy)
-        noise, _ = advance_noise(state, plan.noise_multiplier, clip.sensitivity, strategy)
-        return noise.correlated
-
-    if plan.private:
-        jax.eval_shape(correlated, trained)  # raises if floats cannot hold the noise
-    if not pytree.same_structure(jax.eval_shape(clipped, trained), trained):
-        raise InputError(
-            f"clip {name} returns a gradient of another structure, shape or dtype than the "
-            "parameters"
-        )

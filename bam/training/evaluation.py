@@ -28,8 +28,8 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
     return evaluate_outputs(trainer, params)[0]
 
 
-def num_evaluated(trainer: Trainer, params: Params) -> int:
-    """The number of test images to evaluate at once; the memory is asked by the first call."""
+def images_at_once(trainer: Trainer, params: Params) -> int:
+    """Returns the number of test images to evaluate at once; the first call asks the memory."""
     images, labels = trainer.dataset.test
     # Fewer at once if images are large, because their activations are in memory together.
     size = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))
@@ -51,7 +51,7 @@ def evaluate_outputs(
     images, labels = trainer.dataset.test
     totals, outputs, criterion = np.zeros(2), [], trainer.criterion
     with waits.awaited(log, f"evaluating {len(labels):,} test images") as wait:
-        chunk_size = num_evaluated(trainer, params)
+        chunk_size = images_at_once(trainer, params)
         for start in range(0, len(labels), chunk_size):
             wait.share = start / len(labels)
             chunk = slice(start, start + chunk_size)

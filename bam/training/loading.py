@@ -213,15 +213,6 @@ def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> data
     return stays
 
 
-def unprotected_users(section: ConfigDict) -> list[str]:
-    """A line that ε protects one image, for a run on an imported folder; [] for other data."""
-    if section.name != "folder":
-        return []
-    column = users.column(datasets.folder_of(section.name, section.source, section.path))
-    remedy = ": these data name users; --config.dataset.group_size=K protects all images of each"
-    return [f"ε IS FOR ONE IMAGE, NOT FOR ONE PERSON{remedy if column else ''} (docs/users.md)"]
-
-
 def features_normalisation(section: ConfigDict) -> Normalisation | None:
     """The normalisation that a backbone's weights expect; None without a backbone."""
     if section.get("name") != "backbone" or not section.get("weights"):

@@ -112,8 +112,8 @@ def train(
             files.check_again()
         if run.lost:
             log(lost_in_words(run.plan, run.lost, run.end))
-        # Without a seed, `restore` replaces the noise key of this seed by the run's secret key.
-        state = private.last_saved(trainer.init(_seed_from_system() if seed is None else seed))
+        # Without a seed, `adopt` replaces the noise key of this seed by the run's secret key.
+        state = private.adopt(trainer.init(processes.random_seed() if seed is None else seed))
         if config.checkpoint.every:
             run.check_room(state)
         # Data in memory are placed once; each batch is taken from them, or from files read ahead.
@@ -134,7 +134,7 @@ def train(
             watch.look(state)
         batches = rows.read(run.batch, range(run.step + 1, run.end + 1))
         # A step is counted, and its batch is drawn, while the devices still compute the one before.
-        for batch in private.draw(lambda step: next(batches)):
+        for batch in private.draw(lambda step: next(batches)):  # this is the only loop over it
             watch.wait(state)
             state = watch.take(state, batch)
             watch.look(state)
@@ -280,11 +280,6 @@ def _digests(trainer: Trainer) -> Digests:
         digest += f" {inputs._replace(source='')!r}"
     weights = {f"weights than those in {init_from} now": digest} if init_from else {}
     return lambda key: weights | {"training data": datasets.fingerprint(key, trainer.dataset.train)}
-
-
-def _seed_from_system() -> int:
-    """256 random bits of the operating system."""
-    return int.from_bytes(processes.random_words(8).tobytes())
 
 
 def _due(step: int, every: int) -> bool:

@@ -1,18 +1,20 @@
 """The parts of a run, made from the sections of its config by the rows of `bam.part_table`."""
 
 import dataclasses
+import functools
+import json
 import math
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import optax
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from bam import models, named, part_table
 from bam.core import clipping, oracles, program, pytree
 from bam.core.clipping import Bounded
 from bam.core.program import STATIC
-from bam.core.pytree import Grads, Params
+from bam.core.pytree import Params
 from bam.core.scalars import Number, is_known
 from bam.errors import InputError
 from bam.extras import needs
@@ -88,18 +90,6 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Method:
         options["ascent_mask"] = pytree.matching(method.ascent_params)
     oracle: oracles.Method = make("method", options, loss_fn)
     return oracle
-
-
-def make_gradient(
-    method: ConfigDict, loss_fn: oracles.LossFn
-) -> Callable[[Params, Params, PyTree], Grads]:
-    """`(trained, frozen, example) -> gradient` of the trained parameters, as in a first step."""
-
-    def gradient(trained: Params, frozen: Params, example: PyTree) -> Grads:
-        oracle = make_oracle(method, finetune.with_frozen(loss_fn, frozen))
-        return oracle.grad(oracle.ascend(trained, optax.tree.zeros_like(trained)), example)
-
-    return gradient
 
 
 def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> Bounded:
@@ -191,6 +181,50 @@ def schedule_of(section: ConfigDict, plan: PrivacyPlan) -> Schedule:
     # The section of a user's optimizer may lack these keys.
     name, warmup_steps = section.get("schedule", "constant"), section.get("warmup_steps", 0)
     return Schedule(name, warmup_steps, plan.training_steps)
+
+
+def make_network(
+    config: ConfigDict, num_classes: int, shape: tuple[int, ...]
+) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
+    """The criterion of outputs, the network, and the loss of an example.
+
+    For bam's models and losses, equal sections give the same objects, so that runs share compiled
+    programs.
+    """
+    # A user's function may return another network for the same options, so it is called each time.
+    if ":" in config.model.name + config.loss.name:
+        return _new_network(config, num_classes, tuple(shape))
+    names, values = ("model", "loss", "lora", "convolution", "precision"), config.to_dict()
+    sections = {name: values[name] for name in names}
+    text = json.dumps(sections, default=lambda x: np.asarray(x).tolist())
+    return _made_network(text, num_classes, tuple(shape))
+
+
+@functools.lru_cache(maxsize=32)
+def _made_network(
+    sections: str, num_classes: int, shape: tuple[int, ...]
+) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
+    return _new_network(ConfigDict(json.loads(sections)), num_classes, shape)
+
+
+def _new_network(
+    config: ConfigDict, num_classes: int, shape: tuple[int, ...]
+) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
+    criterion = make_loss(config.loss)
+    model = models.as_functions(
+        make_model(config.model, num_classes),
+        shape,
+        convolution=config.convolution,
+        precision=config.precision,
+        lora_rank=config.lora.rank,
+        lora_targets=config.lora.targets,
+        loss=criterion,
+    )
+
+    def loss(params: Params, example: PyTree) -> Float[Array, ""]:
+        return model.loss(finetune.merge(params, example["frozen"]), example)
+
+    return criterion, model, loss
 
 
 def make_model(section: ConfigDict, num_classes: int) -> models.Network:

@@ -5,7 +5,7 @@ The loop over microbatches is in `bam.core.engine`.
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 from bam.core.seeds import host_key
 from bam.data import datasets
-from bam.files import JsonObject
 from bam.models import finetune, losses
 from bam.models.interpreter import interpreted
 from bam.privacy import private_gradient
@@ -105,7 +104,7 @@ class Parts:
         return dataclasses.replace(self, gradient=gradient)
 
     @property
-    def sharing(self) -> JsonObject:
+    def sharing(self) -> dict[str, Any]:
         """The arguments of a sum that share rows out."""
         return {"microbatch_size": self.gradient.microbatch_size, "mesh": self.gradient.mesh}
 

@@ -94,7 +94,11 @@ class Trainer:
         return devices.replicate(state, self.mesh)
 
     def training(self, seed: int | None) -> PrivateTraining:
-        """A training of the plan, with the clip and the devices of the parts."""
+        """A training of the plan, with the clip and the devices of the parts.
+
+        `step` is its transform. A loop here takes each batch once, and its state is made once, so
+        the transform of `PrivateTraining.gradient`, which checks both, is not needed.
+        """
         gradient = self.parts.gradient
         return PrivateTraining(plan=self.plan, clip=gradient.clip, mesh=gradient.mesh, seed=seed)
 
@@ -113,11 +117,9 @@ class Trainer:
         rows = self.rows(np.where(padded.mask, padded.indices, sampling.PADDING), split)
         return batch_of(rows, np.asarray(padded.mask), int(step) + 1, tag)
 
-    # Each is the function of `bam.training.step` without its first argument, the parts.
-
     @functools.cached_property
     def programs(self) -> Programs:
-        """The compiled functions of the parts."""
+        """The functions of `bam.training.step` without their first argument, the parts."""
         return Programs(self.parts, self.log)
 
     @functools.cached_property

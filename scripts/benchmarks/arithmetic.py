@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import optax
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
@@ -21,7 +22,12 @@ def flop_per_step(config: ConfigDict, dataset: datasets.Dataset) -> int:
     # In other formulations, sums over pixels are matrix products, too, and would be counted.
     model = models.as_functions(module, shape, convolution="xla")
     weights = finetune.split(jax.eval_shape(model.init, jax.random.key(0)), config.trainable)
-    gradient = parts.make_gradient(config.method, model.loss)
+
+    def gradient(trained: PyTree, frozen: PyTree, example: PyTree) -> PyTree:
+        """The gradient of the trained parameters, as in a first step."""
+        oracle = parts.make_oracle(config.method, finetune.with_frozen(model.loss, frozen))
+        return oracle.grad(oracle.ascend(trained, optax.tree.zeros_like(trained)), example)
+
     example = examples.example_like(config, shape)
     return config.expected_batch_size * matrix_flops(gradient, *weights, example)
 

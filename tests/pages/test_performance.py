@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bam import tables
-from bam.cli import train
+from bam.cli import run_lines
 from bam.sweep import studies
 from bam.training import loop
 from configs import digits
@@ -100,7 +100,7 @@ def test_no_audit_that_is_shown_gives_away_more_than_it_claims():
 
 def test_the_plan_that_is_explained_is_that_of_the_config_it_names():
     text = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
-    assert train.describe_plan(loop.build(digits.get_config("dp_sgd"))) in text
+    assert run_lines.describe_plan(loop.build(digits.get_config("dp_sgd"))) in text
 
 
 def test_the_demos_table_is_that_of_its_runs():

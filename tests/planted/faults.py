@@ -301,8 +301,8 @@ FAULTS = (
     _fault("init_twice",
         "A second state, with the noise of the first, can be made.",
         "privacy/private_training",
-        "if self._initialised or self.run.step > self.run.first:",
-        "if self.run.step > self.run.first:",
+        "if self._initialised or self.run.step > self.run.resumed_after:",
+        "if self.run.step > self.run.resumed_after:",
         "private_training"),
     # Methods.
     _fault("ascent_of_the_microbatch",

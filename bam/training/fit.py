@@ -1,0 +1,91 @@
+"""Checks that the parts of a run fit together; they are traced and not run."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PyTree
+
+from bam import models
+from bam.core import oracles, pytree
+from bam.core.clipping import Bounded, finish
+from bam.core.noise import advance_noise, init_noise
+from bam.core.pytree import Grads, Params
+from bam.data import datasets
+from bam.errors import InputError
+from bam.extras import needs
+from bam.models import finetune, losses
+from bam.privacy.plan import PrivacyPlan
+from bam.training import examples
+from bam.training.trainer import shapes_of
+
+with needs("train"):
+    from ml_collections import ConfigDict
+
+
+def check_shapes(
+    config: ConfigDict,
+    dataset: datasets.Dataset,
+    criterion: losses.Loss,
+    model: models.Model,
+    oracle: oracles.Method,
+) -> None:
+    """InputError if the shapes of outputs, loss or gradients do not fit together.
+
+    The functions are traced and not run, so a mistake shows at once and not in the first step.
+    """
+    params = shapes_of(model)
+    for name, x in zip(pytree.names(params), jax.tree.leaves(params), strict=True):
+        if x.dtype not in (jnp.float32, jnp.bfloat16):
+            raise InputError(
+                f"model {config.model.name} has a parameter {x.dtype}{list(x.shape)} at {name}: "
+                "make it float32 or bfloat16, and leave jax_enable_x64 off"
+            )
+    label = examples.label_of(dataset)
+    example = examples.example_like(config, dataset.train.images.shape[-3:], label)
+    logits = jax.eval_shape(model.logits, params, example["image"])
+    inputs, like = examples.num_inputs(config), logits.shape[1:-1]
+    if logits.shape != (inputs, *like, dataset.num_classes) or like != label.shape[: len(like)]:
+        raise InputError(
+            f"model {config.model.name} returns logits {logits.shape} for {inputs} "
+            f"inputs: one row of {dataset.num_classes} for each is needed"
+        )
+    output = jax.ShapeDtypeStruct(logits.shape[1:], logits.dtype)
+    if jax.eval_shape(criterion.of_output, output, label).shape:
+        raise InputError(
+            f"loss {config.loss.name} does not return a single number for an output of shape "
+            f"{output.shape}"
+        )
+    trained, frozen = finetune.split(params, config.trainable)
+
+    def gradient(params: Params, example: PyTree) -> Grads:
+        return oracle.grad(oracle.ascend(params, optax.tree.zeros_like(params)), example)
+
+    grads = jax.eval_shape(gradient, trained, example | {"frozen": frozen})
+    if not pytree.same_structure(grads, trained):
+        raise InputError(
+            f"method {config.method.name} returns a gradient of another structure, shape or dtype "
+            "than the parameters"
+        )
+
+
+def check_clip(name: str, clip: Bounded, plan: PrivacyPlan, trained: PyTree) -> None:
+    """InputError if the clip or its noise does not fit the trained parameters."""
+
+    def clipped(params: Params) -> Grads:
+        state = clip.init(params)
+        return finish(clip, clip.update(params, state, params)[0], state)[0]
+
+    def correlated(params: Params) -> Array | None:
+        strategy = plan.mechanism.strategy
+        # Any key will do: the noise is traced, not drawn.
+        state = init_noise(jnp.zeros(8, jnp.uint32), clip, params, strategy)
+        noise, _ = advance_noise(state, plan.noise_multiplier, clip.sensitivity, strategy)
+        return noise.correlated
+
+    if plan.private:
+        jax.eval_shape(correlated, trained)  # raises if floats cannot hold the noise
+    if not pytree.same_structure(jax.eval_shape(clipped, trained), trained):
+        raise InputError(
+            f"clip {name} returns a gradient of another structure, shape or dtype than the "
+            "parameters"
+        )
