@@ -12,7 +12,7 @@ from unittest import mock
 
 import bam
 from bam import files, provenance
-from bam.privacy import ledger, private_training, recorded_plan, statement
+from bam.privacy import ledger, recorded_plan, statement
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.training import config as base
 from tests import messages
@@ -151,7 +151,7 @@ def own_loop(is_proved=False):
     plan = plan_of("own_loop")
     with (
         mock.patch.object(recorded_plan, "make_plan", lambda **options: plan),
-        mock.patch.object(private_training, "git_commit", lambda: "1d4e5a"),
+        mock.patch.object(provenance, "git_commit", lambda: "1d4e5a"),
         mock.patch.object(provenance, "versions", lambda: VERSIONS),
         mock.patch.object(ledger, "this_process", lambda first, num: PROCESS),
         tempfile.TemporaryDirectory() as folder,

@@ -407,19 +407,6 @@ def make_plan(
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
 
 
-def check_same(location: object, recorded: JsonMapping, expected: JsonMapping) -> None:
-    """InputError if a recorded plan is not the expected one: its ε would not be this run's.
-
-    `expected` has keys and values, for a plan those of `to_json`.
-    """
-    for key, value in expected.items():
-        if recorded.get(key) != value:
-            raise InputError(
-                f"{location} has {key} = {recorded.get(key)!r}, but this run has {value!r}: choose "
-                "another folder"
-            )
-
-
 def _check_unit(unit: object, group_size: object) -> None:
     """InputError unless the unit is "user" with k above 0, or "example" with k = 0."""
     is_user = unit == "user" and type(group_size) is int and group_size > 0

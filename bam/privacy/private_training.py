@@ -17,7 +17,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, PyTree
 
-from bam import files, provenance
+from bam import files
 from bam.core import pytree, scalars, tracing, user_table
 from bam.core.clipping import Transform, as_declared, sensitivity_of
 from bam.core.gaussian import check_std
@@ -28,7 +28,7 @@ from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch, rows_or_zeros
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
-from bam.privacy import ledger, processes, statement
+from bam.privacy import processes, statement
 from bam.privacy.clip_words import in_words
 from bam.privacy.plan import Population, PrivacyPlan
 from bam.privacy.private_gradient import (
@@ -154,23 +154,31 @@ class PrivateTraining:
         if plan is None:
             if missing := [name for name, value in needed.items() if value is None]:
                 raise InputError(f"a PrivateTraining needs {', '.join(missing)}, or a plan")
-            plan = _plan_of(
+            num, size = needed["num_examples"], needed["expected_batch_size"]
+            epsilon = scalars.real("epsilon", epsilon)
+            if not 0 < epsilon < float("inf"):
+                raise InputError(f"epsilon must be positive and finite, got {epsilon}")
+            plan = plan_for(
                 path,
-                **needed,
-                population=Population(num_examples or 0, group_size, num_examples_given),
+                Population(num, group_size, num_examples_given),
+                epsilon,
+                expected_batch_size=size,
+                num_steps=needed["num_epochs"] * (num // max(1, size)),
+                delta=needed["delta"],
                 accountant=accountant,
                 mechanism={**(mechanism_options or {}), "name": mechanism},
             )
-        elif given := [name for name, value in needed.items() if value is not None]:
-            raise InputError(f"plan= fixes {', '.join(given)}: leave them out")
-        elif (accountant, mechanism, mechanism_options) != ("pld", "poisson", None) or (
-            group_size or num_examples_given
-        ):
-            raise InputError(
-                "plan= fixes accountant, mechanism, mechanism_options, num_examples_given and "
-                "group_size: leave them out"
-            )
-        self._sensitivity = sensitivity_of(self._clip) if plan.private else 0.0
+        else:
+            options = {
+                "accountant": (accountant, "pld"), "mechanism": (mechanism, "poisson"),
+                "mechanism_options": (mechanism_options, None), "group_size": (group_size, 0),
+                "num_examples_given": (num_examples_given, False),
+            }  # fmt: skip
+            given = [name for name, value in needed.items() if value is not None]
+            given += [name for name, (value, default) in options.items() if value != default]
+            if given:
+                raise InputError(f"plan= fixes {', '.join(given)}: leave them out")
+        self._sensitivity = float(sensitivity_of(self._clip)) if plan.private else 0.0
         # Noise would be 0, too, and the training would learn nothing.
         if plan.private and self._sensitivity == 0:
             raise InputError(
@@ -530,57 +538,17 @@ class PrivateTraining:
         Args:
           path: the file.
           data: a description of the data set that may be published.
+
+        Raises:
+          InputError: for a plan without privacy.
         """
-        mechanism, versions, commit = self.plan.mechanism, provenance.versions(), git_commit()
-        record = {
-            "seed": self.run.seed,
-            "clip_norm": None,  # only S is known
-            "sensitivity": self._sensitivity,
-            "sampling": mechanism.sampling,
-            "noise": mechanism.noise,
-            "noise_key": "operating system" if self.run.seed is None else "seed",
-            "steps_begun": self.steps_begun,
-            "processes": self.run.processes or [ledger.this_process(1, self.run.num_devices)],
-        }
-        fields = statement.fields_of_own_loop(
-            self.plan,
-            record,
-            is_proved=getattr(self._clip, "is_proved", False),
-            data=data,
-            exported_by=f"bam {versions['bam']}, commit {commit}",
-        )
-        files.write_text(Path(path), statement.text_of(fields))
+        is_proved = getattr(self._clip, "is_proved", False)
+        text = statement.of_own_loop(self.run, self._sensitivity, is_proved, data)
+        files.write_text(Path(path), text)
 
     def __reduce__(self) -> NoReturn:
         """Refuses copies and pickles."""
         raise TypeError("a PrivateTraining cannot be copied: the copy would repeat its noise")
-
-
-def _plan_of(
-    folder: Path | None,
-    *,
-    num_examples: int,
-    expected_batch_size: int,
-    num_epochs: int,
-    epsilon: float,
-    delta: float,
-    population: Population,
-    accountant: str,
-    mechanism: JsonMapping,
-) -> PrivacyPlan:
-    """Returns the folder's plan, if it has these settings, or else a new one."""
-    if not 0 < scalars.real("epsilon", epsilon) < float("inf"):
-        raise InputError(f"epsilon must be positive and finite, got {epsilon}")
-    return plan_for(
-        folder,
-        population,
-        float(epsilon),
-        expected_batch_size=expected_batch_size,
-        num_steps=num_epochs * (num_examples // max(1, expected_batch_size)),
-        delta=delta,
-        accountant=accountant,
-        mechanism=mechanism,
-    )
 
 
 def _resolved(folder: str | Path) -> Path:

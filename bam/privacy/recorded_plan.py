@@ -9,7 +9,7 @@ from bam import files, provenance
 from bam.errors import InputError
 from bam.files import JsonMapping
 from bam.privacy import ledger
-from bam.privacy.plan import Population, PrivacyPlan, check_same, make_plan
+from bam.privacy.plan import Population, PrivacyPlan, make_plan
 
 PLAN = "plan.json"
 
@@ -98,3 +98,16 @@ def read_plan(path: Path, target_epsilon: float | None = None, advice: str = "")
     except ValueError as error:
         raise InputError(f"{path}: {error}{advice}") from None
     return plan
+
+
+def check_same(location: object, recorded: JsonMapping, expected: JsonMapping) -> None:
+    """InputError if a recorded plan is not the expected one: its ε would not be this run's.
+
+    `expected` has keys and values, for a plan those of `to_json`.
+    """
+    for key, value in expected.items():
+        if recorded.get(key) != value:
+            raise InputError(
+                f"{location} has {key} = {recorded.get(key)!r}, but this run has {value!r}: choose "
+                "another folder"
+            )

@@ -33,8 +33,8 @@ from bam.core.sampling import PaddedBatch
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy import checkpoint, ledger, processes
-from bam.privacy.plan import PrivacyPlan, check_same
-from bam.privacy.recorded_plan import PLAN, check_version
+from bam.privacy.plan import PrivacyPlan
+from bam.privacy.recorded_plan import PLAN, check_same, check_version
 
 CHECKPOINTS = "checkpoints"
 # The folder's secret key -> digests of the data and settings of a run, by names for messages.

@@ -14,12 +14,14 @@ from importlib import resources
 from string import Template
 from typing import NamedTuple
 
-from bam import part_table
+from bam import part_table, provenance
+from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.part_table import BEST_OF_TRIALS
 from bam.privacy import accounting, ledger, pld, random_allocation, tradeoff
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
+from bam.privacy.run import PrivateRun
 from bam.privacy.tradeoff import most_power
 
 # False positive rates at which the power of the best test is stated.
@@ -141,6 +143,29 @@ def fields_of_run(
         "trained_by": "bam train",
         "method": names["method"],
     }
+
+
+def of_own_loop(run: PrivateRun, sensitivity: float, is_proved: bool, data: str) -> str:
+    """Returns the statement of a training in a user's own loop.
+
+    Its clip is one of bam's if `is_proved`. InputError for a plan without privacy.
+    """
+    mechanism = run.plan.mechanism
+    if not run.plan.private:
+        raise InputError("a training without privacy has no PRIVACY.md")
+    record = {
+        "seed": run.seed,
+        "clip_norm": None,  # only S is known
+        "sensitivity": sensitivity,
+        "sampling": mechanism.sampling,
+        "noise": mechanism.noise,
+        "noise_key": "operating system" if run.seed is None else "seed",
+        "steps_begun": run.steps_begun,
+        "processes": run.processes or [ledger.this_process(1, run.num_devices)],
+    }
+    by = f"bam {provenance.versions()['bam']}, commit {provenance.git_commit()}"
+    fields = fields_of_own_loop(run.plan, record, is_proved=is_proved, data=data, exported_by=by)
+    return text_of(fields)
 
 
 def fields_of_own_loop(
