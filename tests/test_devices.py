@@ -9,11 +9,13 @@ import pytest
 
 import bam
 from bam.core import engine
+from bam.privacy import private_gradient
 from bam.training import config as base
-from bam.training import devices, loop
+from bam.training import devices, examples, loop
 from tests.cases import (
     assert_close,
     assert_same_bits,
+    compilations,
     distance,
     mlp_batch,
     mlp_loss,
@@ -36,6 +38,24 @@ def use(monkeypatch):
         return devices.mesh(devices.visible())
 
     return use
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3])
+def test_the_program_that_is_checked_against_the_memory_is_that_of_the_steps(use, num_devices):
+    use(num_devices)
+    config = base.get_config("dp_sgd")
+    config.update({"accountant": "rdp", "num_steps": 4, "expected_batch_size": 64})
+    config.model.name = "linear"
+    built = loop.build(config)
+    state, run = built.init(0), built.training(0).run
+    built.check_step(state)
+    rows = examples.Rows(built.dataset.train, built.plan, built.mesh)
+    drawn, mask = next(rows.read(run.batch, range(1, 5)))
+    batch = private_gradient.batch_of(drawn, mask, 1, np.asarray(state.private.tag))
+    assert compilations(lambda: built.step(state, batch)) == 0
+    if num_devices > 1:  # the control: rows that are placed otherwise
+        elsewhere = batch._replace(examples=drawn | {"row": np.asarray(drawn["row"])})
+        assert compilations(lambda: built.step(built.init(0), elsewhere)) > 0
 
 
 @functools.cache  # compiled once for all masks

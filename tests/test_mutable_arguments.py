@@ -272,7 +272,7 @@ KEEP_NONE = {
 # Parameters that are no number: functions, arrays that are not kept, text, or other records.
 NO_NUMBERS = {
     *("clip", "loss_fn", "init", "update", "finish", "accountant", "selection", "population"),
-    *("mechanism", "groups", "mesh", "trainable", "name", "folder"),
+    *("mechanism", "groups", "mesh", "trainable", "name", "folder", "plan"),
     "seed",  # checked at once: an integer of Python's or NumPy's own
     "group_size",  # that of `Population`
 }

@@ -2,7 +2,9 @@
 
 import collections
 import copy
+import dataclasses
 import functools
+import itertools
 import math
 import pickle
 
@@ -15,6 +17,7 @@ import pytest
 import bam
 from bam.core import pytree
 from bam.privacy import statement
+from bam.privacy.plan import Population
 from tests import cases
 from tests.cases import assert_same_bits, mlp_batch, mlp_loss, mlp_params, recomputed, thoroughly
 
@@ -97,6 +100,96 @@ def test_a_plan_with_an_argument_that_it_fixes_and_too_few_arguments_are_refused
         cases.refused(f"^plan= fixes {name}: leave them out$", refuse)
     message = "^a PrivateTraining needs num_examples, num_epochs, epsilon, delta, or a plan$"
     cases.refused(message, bam.PrivateTraining, clip=clip, expected_batch_size=12)
+
+
+def plan_of(**changes):
+    settings = {"num_examples": N, "expected_batch_size": 12, "num_steps": 5, "delta": 1e-3}
+    return bam.make_plan(**settings | {"target_epsilon": 3.0, "accountant": "rdp"} | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"num_steps": 40}, {"noise_multiplier": 0.5}, {"epsilon": 0.001}, {"delta": 0.5}),
+        *({"noise_multiplier": 0.0}, {"epsilon": math.inf}),
+    ],
+)
+def test_a_plan_that_was_changed_until_its_epsilon_does_not_hold_is_refused(changes):
+    plan, clip = plan_of(), bam.clip_by_l2_norm(1.0)
+    changed = dataclasses.replace(plan, **changes)
+    with pytest.raises(bam.InputError):
+        bam.PrivateTraining(plan=changed, clip=clip)
+    spare = dataclasses.replace(plan, spare_steps=1)  # the control: σ and ε stay right
+    assert bam.PrivateTraining(plan=spare, clip=clip).plan == spare
+
+
+@pytest.mark.usefixtures("without_the_tests_type_checks")
+def test_a_plan_that_is_none_is_refused():
+    plan, clip = plan_of().to_json(), bam.clip_by_l2_norm(1.0)
+    cases.refused("plan must be a plan", bam.PrivateTraining, plan=plan, clip=clip)
+
+
+def test_a_training_without_privacy_is_plain_and_never_has_a_statement(tmp_path):
+    plan = plan_of(target_epsilon=math.inf)
+    private = bam.PrivateTraining(plan=plan, clip=bam.clip_by_l2_norm(1e-3), seed=0)
+    (gradient, *_), batch = steps_of(private), plan.batch(0, 1)
+    rows = DATA[batch.indices[batch.mask]]
+    np.testing.assert_allclose(gradient, -rows.sum(0) / 12, rtol=1e-5, atol=1e-6)
+    cases.refused("has no PRIVACY.md", private.write_statement, tmp_path / "PRIVACY.md", "points")
+    assert not (tmp_path / "PRIVACY.md").exists()
+    other = bam.PrivateTraining(plan=plan, clip=bam.clip_by_l2_norm(1.0))
+    of_bam = bam.bam_sam(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), radius=0.5)
+    cases.refused("without privacy", other.gradient, of_bam)
+
+
+def test_a_step_without_privacy_that_was_not_saved_is_taken_again(tmp_path):
+    make = functools.partial(
+        bam.PrivateTraining, plan=plan_of(target_epsilon=math.inf), clip=bam.clip_by_l2_norm(1.0),
+        seed=0, folder=tmp_path,
+    )  # fmt: skip
+    private = make()
+    tx = private.gradient(ORACLE)
+    state, batches = private.restore(tx.init(jnp.zeros(2))), private.batches(DATA)
+    _, state = tx.update(next(batches), state, jnp.zeros(2))
+    next(batches)  # drawn, but not taken
+    private.save(tmp_path, state)
+    private.close()
+    again = make()
+    state = again.restore(again.gradient(ORACLE).init(jnp.zeros(2)))
+    assert next(again.batches(DATA)).step == state.privatize.noise.step + 1 == 2
+
+
+@pytest.mark.parametrize("begins_with", [True, False])
+def test_users_stay_users_when_a_training_goes_on(tmp_path, begins_with):
+    population = Population(100, group_size=3, num_examples_given=True)
+    plan, ids = plan_of(num_examples=population), np.arange(N) // 2
+
+    def make(has_groups):
+        groups = {"groups": ids} if has_groups else {}
+        clip = bam.clip_by_l2_norm(1.0)
+        return bam.PrivateTraining(plan=plan, clip=clip, folder=tmp_path, **groups)
+
+    make(begins_with).close()
+    cases.refused("has has_groups = ", make, not begins_with)
+    make(begins_with).close()  # the control
+
+
+def test_a_batch_and_a_state_of_another_training_are_refused_together():
+    (_, _, state, batches), (_, tx, *_) = begun(seed=1), begun(seed=2)
+    batch = next(batches)
+    cases.refused("another training's", tx.update, batch, state, jnp.zeros(2))
+
+
+def test_loops_that_share_a_training_get_each_step_with_its_own_batch():
+    private = training(num_epochs=8)
+    found = {}
+    for outer in private.batches(DATA):
+        for inner in itertools.islice(private.batches(DATA), 2):
+            found[int(inner.step)] = inner.mask
+        found[int(outer.step)] = outer.mask
+    assert sorted(found) == list(range(1, 41))
+    for step, mask in found.items():
+        np.testing.assert_array_equal(mask, private.plan.batch(0, step).mask)
 
 
 def test_a_secret_training_is_never_the_same_twice():

@@ -230,7 +230,7 @@ def test_a_training_that_goes_on_plans_nothing_and_takes_the_recorded_noise(fold
     plan = bam.PrivateTraining(**PLAN).plan
     path, other = folder / "plan.json", np.nextafter(plan.noise_multiplier, np.inf)
     runs, make = [], PrivateRun.__init__
-    monkeypatch.setattr("bam.privacy.run.make_plan", lambda **_: pytest.fail("it plans"))
+    monkeypatch.setattr("bam.privacy.recorded_plan.make_plan", lambda **_: pytest.fail("it plans"))
     monkeypatch.setattr(PrivateRun, "__init__", lambda *given: (runs.append(0), make(*given))[1])
     for noise in (plan.noise_multiplier, other):  # as another version might have planned it
         files.write_json(path, files.read_json(path) | {"noise_multiplier": noise})
@@ -254,7 +254,7 @@ def test_a_training_goes_on_by_its_version_of_bam_alone(tmp_path, of_plan):
     patch = ".".join([*provenance.versions()["bam"].split(".")[:2], "999"])
     made_by(tmp_path, "0.3.0")
     content = contents(tmp_path)
-    only = r"holds an unfinished run of bam 0\.3\.0, .*: pip install bam-dp==0\.3\.0"
+    only = r"holds a training of bam 0\.3\.0, .*: pip install bam-dp==0\.3\.0"
     refused(only, bam.PrivateTraining, **arguments)
     assert contents(tmp_path) == content
     made_by(tmp_path, patch)  # the control

@@ -307,6 +307,17 @@ class PrivacyPlan:
                 "dp-accounting that is installed here"
             )
 
+    def check(self) -> None:
+        """InputError unless the numbers are in range and ε holds, as for a plan of `make_plan`.
+
+        A copy by `dataclasses.replace` may claim an ε that its noise does not give.
+        """
+        _check(self)
+        if (self.noise_multiplier > 0) != self.private:
+            raise InputError("the plan contradicts itself: noise is for a finite epsilon, and only")
+        if self.private:
+            _check_epsilon_once(self)
+
     def check_steps(self, num_steps: int) -> None:
         """BudgetExhaustedError for more begun steps than planned, lost ones included."""
         if num_steps > self.num_steps:
@@ -405,6 +416,11 @@ def make_plan(
         )
         plan = dataclasses.replace(plan, noise_multiplier=sigma)
     return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
+
+
+@functools.lru_cache(maxsize=32)  # of one plan for each seed
+def _check_epsilon_once(plan: PrivacyPlan) -> None:
+    plan.check_epsilon()
 
 
 def _check_unit(unit: object, group_size: object) -> None:

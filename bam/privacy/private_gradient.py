@@ -19,7 +19,7 @@ from bam.core import program, pytree, tracing
 from bam.core.clipping import Bounded
 from bam.core.engine import plain_sum
 from bam.core.noise import check_rounding, fitting_size, init_noise, keyless
-from bam.core.oracles import LossFn, Method, as_part, mean_loss
+from bam.core.oracles import DPSGD, LossFn, Method, as_part, mean_loss
 from bam.core.private_mean import NoisedMean, PrivatizeState, private_mean
 from bam.core.program import STATIC
 from bam.core.pytree import Grads, Params
@@ -250,12 +250,12 @@ def gradient_of(
     `group_size` and `trainable` are for loops of one's own, whose oracle knows neither users nor
     frozen weights. The examples of `bam train` hold both already.
 
-    InputError without privacy for an oracle without `loss_fn`, and for `trainable`.
+    InputError without privacy for another method than DP-SGD, `group_size` and `trainable`.
     """
     mean, size = mean_of(plan), fitting_rows(plan, clip, microbatch_size)
     if plan.private:
         return PrivateGradient(oracle, clip, mean, size, mesh, group_size, trainable)
-    if not hasattr(oracle, "loss_fn") or group_size or trainable:
+    if not isinstance(oracle, DPSGD) or group_size or trainable:
         raise InputError(
             "without privacy, the gradient is that of bam.dp_sgd(loss_fn), for all parameters, and "
             "each row is an example"

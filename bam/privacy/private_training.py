@@ -84,7 +84,7 @@ class PrivateTraining:
         the oracle's gradient of a user's mean loss is clipped. None: each row is an example.
       group_size: k, public: the largest number of rows used of a user, see
         `bam.core.user_table.table`.
-      mesh: devices of this process along one axis, which share the examples of a step. None uses
+      mesh: devices along one axis, of all processes, which share the examples of a step. None uses
         the data's device. The gradient is the same.
       trainable: a regular expression. Parameters with a matching name, such as "head/kernel", are
         trained; the gradient of the others is zero, without noise. "" trains all.
@@ -147,6 +147,10 @@ class PrivateTraining:
         seed = None if seed is None else scalars.whole("seed", seed)
         if mesh is not None and len(mesh.axis_names) != 1:
             raise InputError(f"mesh must have one axis, got {mesh}")
+        owners = {device.process_index for device in mesh.devices.flat} if mesh else {0}
+        if len(owners) < jax.process_count():
+            # Each process would add the same noise to a sum of its own.
+            raise InputError("several processes take part: pass a mesh with the devices of all")
         if not isinstance(trainable, str):
             raise InputError(f"trainable must be a regular expression, got {trainable!r}")
         pytree.matching(trainable)
@@ -178,6 +182,9 @@ class PrivateTraining:
             given += [name for name, (value, default) in options.items() if value != default]
             if given:
                 raise InputError(f"plan= fixes {', '.join(given)}: leave them out")
+            if not isinstance(plan, PrivacyPlan):
+                raise InputError(f"plan must be a plan of bam.make_plan, got {plan!r}")
+            plan.check()
         self._sensitivity = float(sensitivity_of(self._clip)) if plan.private else 0.0
         # Noise would be 0, too, and the training would learn nothing.
         if plan.private and self._sensitivity == 0:
@@ -196,6 +203,7 @@ class PrivateTraining:
         target = epsilon if epsilon is not None else plan.to_json()["epsilon"]
         self._asked: JsonObject = {"target_epsilon": target, "trainable": trainable, "seed": seed}
         self._asked |= {"sensitivity": self._sensitivity, "clip": in_words(self._clip)}
+        self._asked |= {"has_groups": self._groups is not None}
         self._row_shapes: list[tuple[int, ...]] | None = None
         git_commit()  # read now, because the files may have changed by the first step
         self.run = PrivateRun(plan, seed, num_devices)
@@ -330,7 +338,8 @@ class PrivateTraining:
           InputError: with users, or with `trainable`, if the oracle has no `with_loss`. In
             `update`, for a batch that was used before, that belongs to another training, that is
             not the state's next one, or that was changed (more rows, rows of another shape, another
-            mask); under `jit` the gradient is NaN instead, except for wrong shapes. Also under
+            mask); under `jit` the gradient is NaN instead, except for wrong shapes, and for a batch
+            and a state that are both of one other training, which nothing notices. Also under
             `vmap` of anything that the gradient depends on, in `shard_map` and `pmap`, and after
             `close`, which a program that you compiled before cannot notice.
         """
@@ -379,10 +388,10 @@ class PrivateTraining:
             tracing.check_keys(noise.key, noise.step)
             if isinstance(is_next, jax.core.Tracer):
                 return compiled(batch, state, params)
-            if not is_next:
+            if not (is_next and np.array_equal(state.tag, self.tag)):
                 raise InputError(
                     f"the batch of step {batch.step} does not follow the state, which has seen "
-                    f"{noise.step} steps, or it comes from another training, or its mask was "
+                    f"{noise.step} steps, or one of them is another training's, or its mask was "
                     "changed. A repeated batch or a restarted state would repeat noise"
                 )
             step = int(batch.step)

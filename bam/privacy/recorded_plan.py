@@ -82,7 +82,7 @@ def check_version(folder: Path) -> None:
     # Patches of a version continue each other's runs.
     if theirs.split(".")[:2] != ours.split(".")[:2]:
         raise InputError(
-            f"{folder} holds an unfinished run of bam {theirs}, which only that version continues: "
+            f"{folder} holds a training of bam {theirs}, which only that version continues: "
             f"pip install bam-dp=={theirs}, or choose another folder"
         )
 

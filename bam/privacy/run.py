@@ -258,11 +258,10 @@ class PrivateRun:
         self, folder: Path, header: JsonObject, has_steps_left: bool, digests: Digests | None
     ) -> JsonObject:
         """Digests of the run's data and settings; InputError if they changed and steps are left."""
-        if digests is None:
-            return {}
-        ours = digests(self._data_key(folder))
-        for name, digest in header["digests"].items():
-            if has_steps_left and ours.get(name) != digest:
+        ours = digests(self._data_key(folder)) if digests else {}
+        theirs = header["digests"]
+        for name in theirs | ours if theirs else {}:
+            if has_steps_left and ours.get(name) != theirs.get(name):
                 raise InputError(
                     f"{folder} belongs to a run with other {name}, or lacks its data_key: choose "
                     "another folder"
@@ -313,7 +312,7 @@ class PrivateRun:
             "record": self._record,
             "digests": self._digests,
             "processes": self.processes,
-            "step": steps[-1] if steps and self.plan.private else self.step,
+            "step": steps[-1] if steps else self.step,
             "steps_begun": self.steps_begun,
             "more": self.more,
         }

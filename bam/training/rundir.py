@@ -146,6 +146,8 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
                 "--workdir"
             )
         return
+    if not (workdir / "summary.json").exists():
+        check_version(workdir)
     if differs := _difference(read_json(workdir / "config.json"), config):
         raise InputError(
             f"{workdir} holds a run with {differs}; choose another --workdir or delete that one"
@@ -154,7 +156,6 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
         raise FinishedError(
             f"{workdir} already holds a finished run; choose another --workdir or delete that one"
         )
-    check_version(workdir)
 
 
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
