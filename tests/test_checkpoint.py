@@ -90,8 +90,8 @@ def test_resuming_on_other_data_or_another_plan_is_refused(experiment, stopped, 
     other = dataset._replace(train=dataset.train._replace(images=images))
     with pytest.raises(ValueError, match="other training data"):
         loop.train(loop.build(tiny("dp_sgd"), other), 0, stopped)
-    plan = dataclasses.replace(experiment.plan, num_steps=4)
-    with pytest.raises(ValueError, match="has num_steps = 3, but this run has 4"):
+    plan = dataclasses.replace(experiment.plan, spare_steps=1)  # whose ε holds
+    with pytest.raises(ValueError, match="has spare_steps = 0, but this run has 1"):
         loop.train(dataclasses.replace(experiment, plan=plan), 0, stopped)
     (stopped / "config.json").unlink()
     with pytest.raises(ValueError, match=r"holds steps of a run, but its config\.json is missing"):

@@ -8,6 +8,7 @@ import pytest
 
 import bam
 from bam.core import sampling
+from bam.privacy import private_gradient
 from bam.training import loop, parts
 from configs import (
     cifar10,
@@ -71,8 +72,10 @@ def test_every_config_takes_every_method_and_trains_two_steps_of_its_own(name, f
         config.model = {"name": "convnet" if name == "imagenet32" else "linear", "width": 1}
         built = loop.build(config)
         state = jax.eval_shape(lambda built=built: built.init(0))
-        batch = sampling.pad(np.arange(4), built.plan.capacity, 0, 0)
-        stepped = jax.eval_shape(built.step, state, built.dataset.train, batch)
+        padded = sampling.pad(np.arange(4), built.plan.capacity, 0, 0)
+        rows, tag = built.rows(padded.indices), np.zeros(2, np.uint32)
+        batch = private_gradient.batch_of(rows, padded.mask, 1, tag)
+        stepped = jax.eval_shape(built.step, state, batch)
         assert jax.tree.map(_kind, stepped) == jax.tree.map(_kind, state)
         if method == own:
             result = loop.train(built, seed=0)

@@ -15,6 +15,7 @@ import pytest
 from ml_collections import ConfigDict
 from PIL import Image
 
+from bam.cli import run_lines
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
 from bam.images import importing, leaks, listing
@@ -746,7 +747,7 @@ def test_users_that_the_data_name_are_protected_or_it_is_said(tmp_path, monkeypa
     config.update({"num_steps": 2, "accountant": "rdp", "expected_batch_size": 8})
     config.model.name, config.microbatch_size = "linear", 8
     trainer = loop.build(config)
-    unprotected = loading.unprotected_users
+    unprotected = run_lines.unprotected_users
     loud, way = "ε IS FOR ONE IMAGE, NOT FOR ONE PERSON", "these data name users"
     assert unprotected(config.dataset)[0].startswith(f"{loud}: {way}")
     whole = dataclasses.replace(trainer.plan.population, group_size=2)

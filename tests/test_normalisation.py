@@ -423,7 +423,7 @@ def test_a_release_says_what_pixels_its_features_are_of(tmp_path):
     # Another file beside the weights makes other features.
     kept = len([*(tmp_path / "kept").iterdir()])
     beside(tmp_path, {CONFIG: TIMM | {"input_size": [3, 16, 16], "mean": [0.1, 0.2, 0.3]}})
-    loop.build(config)
+    loop.build(config).load()
     assert len([*(tmp_path / "kept").iterdir()]) == 2 * kept
 
 

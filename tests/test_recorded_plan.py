@@ -64,7 +64,7 @@ def with_another_version(changed):
 
 
 ONLY_BY_0_3 = (
-    "holds a training of bam 0.3.0, which only that version continues: pip install bam-dp==0.3.0"
+    "holds a training of bam 0.3.0, which only that version continues: go on with that one"
 )
 
 

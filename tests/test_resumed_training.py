@@ -254,7 +254,9 @@ def test_a_training_goes_on_by_its_version_of_bam_alone(tmp_path, of_plan):
     patch = ".".join([*provenance.versions()["bam"].split(".")[:2], "999"])
     made_by(tmp_path, "0.3.0")
     content = contents(tmp_path)
-    only = r"holds a training of bam 0\.3\.0, .*: pip install bam-dp==0\.3\.0"
+    only = (
+        r"holds a training of bam 0\.3\.0, which only that version continues: go on with that one"
+    )
     refused(only, bam.PrivateTraining, **arguments)
     assert contents(tmp_path) == content
     made_by(tmp_path, patch)  # the control

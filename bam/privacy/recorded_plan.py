@@ -83,7 +83,7 @@ def check_version(folder: Path) -> None:
     if theirs.split(".")[:2] != ours.split(".")[:2]:
         raise InputError(
             f"{folder} holds a training of bam {theirs}, which only that version continues: "
-            f"pip install bam-dp=={theirs}, or choose another folder"
+            "go on with that one, or choose another folder"
         )
 
 

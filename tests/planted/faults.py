@@ -251,7 +251,7 @@ FAULTS = (
         "resuming", "random_allocation"),
     _fault("digests_not_compared",
         "A run goes on with other data, or the rows of other users.",
-        "privacy/run", "if has_steps_left and ours.get(name) != digest:",
+        "privacy/run", "if has_steps_left and ours.get(name) != theirs.get(name):",
         "if has_steps_left and name not in ours:",
         "checkpoint", "noise_reuse"),
     _fault("batch_used_twice",
