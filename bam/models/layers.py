@@ -78,7 +78,8 @@ def conv2d(
     sides, strides = kernel.shape[:2], (stride, stride)
     padding = [(side // 2, side // 2) for side in sides]
     if not symmetric:
-        padding = jax.lax.padtype_to_pads(images.shape[1:3], sides, strides, "SAME")
+        pads = jax.lax.padtype_to_pads(images.shape[1:3], sides, strides, "SAME")
+        padding = [(int(low), int(high)) for low, high in pads]  # older versions return NumPy's
     if _current() == "matmul":
         return _conv2d_as_matmul(images, kernel, stride, padding)
     return jax.lax.conv_general_dilated(images, kernel, strides, padding, dimension_numbers=_NHWC)
