@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Bool, PyTree
 
 from bam import files
@@ -302,14 +302,7 @@ class PrivateTraining:
         else:
             rows = rows_or_zeros(values, indices, mask)
         rows = rows.reshape(*batch.mask.shape, *rows.shape[1:])
-        axes = self._mesh.axis_names if self._mesh and len(rows) % self._mesh.size == 0 else ()
-        return self._placed(rows, *axes)
-
-    def _placed(self, tree: PyTree, *axes: str) -> PyTree:
-        """The arrays on the mesh, if there is one, with rows shared along an axis or copied."""
-        if self._mesh is None:
-            return tree
-        return processes.put(tree, NamedSharding(self._mesh, PartitionSpec(*axes)))
+        return _placed(rows, processes.of_rows(len(rows), self._mesh))
 
     def gradient(
         self, oracle: Method, *, microbatch_size: int = 16
@@ -403,7 +396,8 @@ class PrivateTraining:
                     )
                 used, self._used = self._used, step  # before another thread sees it as unused
             try:
-                return compiled(batch, *self._placed((state, params)))
+                everywhere = processes.everywhere(self._mesh)
+                return compiled(batch, *_placed((state, params), everywhere))
             except BaseException:
                 with self.run.lock:  # no result was seen, so the batch may be used again
                     self._used = used if self._used == step else self._used
@@ -558,6 +552,11 @@ class PrivateTraining:
     def __reduce__(self) -> NoReturn:
         """Refuses copies and pickles."""
         raise TypeError("a PrivateTraining cannot be copied: the copy would repeat its noise")
+
+
+def _placed(tree: PyTree, sharding: NamedSharding | None) -> PyTree:
+    """Returns the arrays with a sharding, or as they are without one."""
+    return processes.put(tree, sharding) if sharding else tree
 
 
 def _resolved(folder: str | Path) -> Path:

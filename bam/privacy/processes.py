@@ -5,7 +5,7 @@ import secrets
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jaxtyping import PyTree
 
 from bam.core.pytree import is_key
@@ -45,6 +45,23 @@ def least(value: float) -> float:
     if jax.process_count() == 1:
         return value
     return float(np.min(multihost_utils.process_allgather(np.float32(value))))
+
+
+def everywhere(mesh: Mesh | None) -> NamedSharding | None:
+    """Returns the sharding of arrays that every device has, or None for a single device."""
+    return NamedSharding(mesh, PartitionSpec()) if mesh else None
+
+
+def of_rows(num_rows: int, mesh: Mesh | None) -> NamedSharding | None:
+    """Returns the sharding of arrays of so many rows, for functions whose rows are independent.
+
+    The rows are shared over the devices, or copied if they do not divide evenly; None for a single
+    device.
+    """
+    if mesh is None:
+        return None
+    axes = mesh.axis_names if num_rows % mesh.size == 0 else ()
+    return NamedSharding(mesh, PartitionSpec(*axes))
 
 
 def put(tree: PyTree, sharding: Sharding | None) -> PyTree:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh
 from jaxtyping import PyTree
 
 from bam import memory
@@ -36,29 +36,12 @@ def mesh(devices: Sequence[jax.Device]) -> Mesh | None:
 
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
     """Copies a pytree of arrays to every device of a mesh; they are equal in every process."""
-    return processes.put(tree, everywhere(mesh))
-
-
-def everywhere(mesh: Mesh | None) -> NamedSharding | None:
-    """Returns the sharding of arrays that every device has; None for a single device."""
-    return NamedSharding(mesh, PartitionSpec()) if mesh else None
+    return processes.put(tree, processes.everywhere(mesh))
 
 
 def share_rows(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Places arrays with the sharding `of_rows`; they are equal in every process."""
-    return processes.put(tree, of_rows(len(jax.tree.leaves(tree)[0]), mesh))
-
-
-def of_rows(num_rows: int, mesh: Mesh | None) -> NamedSharding | None:
-    """Returns the sharding of arrays of so many rows, for functions whose rows are independent.
-
-    The rows are shared over the devices, or copied if they do not divide evenly; None for a single
-    device.
-    """
-    if mesh is None:
-        return None
-    axes = mesh.axis_names if num_rows % mesh.size == 0 else ()
-    return NamedSharding(mesh, PartitionSpec(*axes))
+    """Places arrays, equal in every process, with the sharding `processes.of_rows`."""
+    return processes.put(tree, processes.of_rows(len(jax.tree.leaves(tree)[0]), mesh))
 
 
 def room_for_data() -> int:

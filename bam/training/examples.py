@@ -17,6 +17,7 @@ from bam.core.sampling import PADDING, PaddedBatch
 from bam.data import augment, datasets, stream, users
 from bam.data.stream import StoredImages
 from bam.extras import needs
+from bam.privacy import processes
 from bam.privacy.plan import PrivacyPlan
 from bam.training import devices
 
@@ -82,7 +83,7 @@ class Rows:
         only = lambda step: batch_at(step).within(num_rows)  # noqa: E731
         if self._all is not None:
             # Each device has all data, and takes all rows of the batch: none need be exchanged.
-            take = _taker(devices.everywhere(self._mesh))
+            take = _taker(processes.everywhere(self._mesh))
             for step in steps:
                 indices, mask = map(np.asarray, only(step))
                 yield take(self._all, indices, mask), mask
@@ -95,7 +96,7 @@ class Rows:
 def rows_at(
     split: datasets.Split, indices: Int[np.ndarray, " m"], mesh: Mesh | None
 ) -> dict[str, PyTree]:
-    """Returns the rows of these numbers on the devices; zeros at `PADDING`."""
+    """Returns the rows of these numbers on the devices, with zeros at `PADDING`."""
     indices = np.asarray(indices)
     # As in a step, so that both have one program.
     is_stored = isinstance(split.images, StoredImages)
@@ -120,7 +121,7 @@ def _flat(split: datasets.Split) -> dict[str, np.ndarray]:
 
 @functools.cache
 def _taker(sharding: NamedSharding | None) -> Callable[..., PyTree]:
-    """Returns a program that takes rows out of all rows; zeros where the mask is False."""
+    """Returns a program that takes rows out of all rows, with zeros where the mask is False."""
 
     def take(data: PyTree, indices: Array, mask: Array) -> PyTree:
         return PaddedBatch(indices, mask).take(data) | {"row": indices}

@@ -75,9 +75,9 @@ class Trainer:
         if settings != (inputs, size, ema_decay(config)):
             raise ValueError("the parts are of another config or data set: build a trainer of it")
 
-    @functools.cached_property
+    @property
     def dataset(self) -> datasets.Dataset:
-        """The data, on the host; if users are protected, see `users.grouped`.
+        """Returns the data on the host, with a row for each user if users are protected.
 
         The first call loads them. It may take minutes if they are features.
         """
@@ -103,7 +103,7 @@ class Trainer:
         return PrivateTraining(plan=self.plan, clip=gradient.clip, mesh=gradient.mesh, seed=seed)
 
     def rows(self, indices: np.ndarray, split: datasets.Split | None = None) -> PyTree:
-        """The training rows of these numbers on the devices; zeros at `sampling.PADDING`."""
+        """Returns the training rows of these numbers on the devices, zeros at `PADDING`."""
         return examples.rows_at(split or self.dataset.train, indices, self.mesh)
 
     def batch(
@@ -124,7 +124,7 @@ class Trainer:
 
     @functools.cached_property
     def step(self) -> Callable[..., TrainState]:
-        """Takes a step; it donates the old state, so the memory need not hold two."""
+        """Takes a step that donates the old state, so that the memory need not hold two."""
         return self.programs.checked(steps.take, STEP, donate=(0,))
 
     @functools.cached_property
@@ -171,7 +171,7 @@ class Trainer:
 
     @property
     def mesh(self) -> Mesh | None:
-        """The devices that share rows; None for a single one."""
+        """Returns the devices that share rows, or None for a single one."""
         return self.parts.gradient.mesh
 
     @functools.cached_property
@@ -201,7 +201,7 @@ class Trainer:
 
     @property
     def clip_norm(self) -> float:
-        """C, the clip norm of the config; `inf` without privacy."""
+        """Returns C, the clip norm of the config, or `inf` without privacy."""
         return clip_norm_of(self.config, self.plan)
 
     @property
@@ -218,7 +218,7 @@ def ema_decay(config: ConfigDict) -> float | None:
 
 
 def clip_norm_of(config: ConfigDict, plan: PrivacyPlan) -> float:
-    """Returns C, the clip norm of the config; `inf` without privacy."""
+    """Returns C, the clip norm of the config, or `inf` without privacy."""
     return float(config.clip_norm) if plan.private else math.inf
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
@@ -24,8 +24,9 @@ from bam.errors import InputError
 from bam.features import extraction
 from bam.files import JsonObject
 from bam.models import layers
+from bam.privacy import processes
 from bam.privacy.private_gradient import batch_of
-from bam.training import devices, loading, loop, parts, trainer
+from bam.training import loading, loop, parts, trainer
 from scripts.benchmarks import arithmetic, timing
 
 GIB = 2**30
@@ -188,7 +189,7 @@ def compile_step(
 ) -> tuple[trainer.Trainer, PyTree, float]:
     """A config's trainer for devices, its step compiled for them, and the seconds to compile."""
     built = loop.build(config, dataset, hardware)
-    sharding = NamedSharding(built.mesh, PartitionSpec()) if built.mesh else None
+    sharding = processes.everywhere(built.mesh)
     everywhere = sharding or SingleDeviceSharding(hardware[0])
     # Nothing is placed, because the devices may not be there.
     nothing = np.full(built.plan.capacity, sampling.PADDING, np.int32)
@@ -202,8 +203,8 @@ def compile_step(
 
     batch = on(everywhere, batch)
     if datasets.streams(built.listing):
-        of_rows = devices.of_rows(len(nothing), built.mesh) or everywhere
-        batch = batch._replace(examples=on(of_rows, rows))
+        shared = processes.of_rows(len(nothing), built.mesh) or everywhere
+        batch = batch._replace(examples=on(shared, rows))
     arguments = (on(everywhere, jax.eval_shape(lambda: built.init(0))), batch)
     return built, *timing.compile_timed(built.step, *arguments, donate=(0,))
 
