@@ -212,5 +212,5 @@ USERS_OWN = tuple(name for name, section in SECTIONS.items() if section.num_give
 
 
 def row(section: str, name: object) -> Part | None:
-    """Returns the row of one of bam's parts; None for a part of the user's."""
+    """Returns the row of one of bam's parts, or None for a part of the user's."""
     return SECTIONS[section].rows.get(str(name))  # in a stranger's record it may be a list

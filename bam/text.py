@@ -36,7 +36,7 @@ def have(num: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str], dashes: str = "") -> str:
-    """The end of an error that asks for the name that resembles `name`; "" if none does.
+    """Returns the end of an error that asks for the name like `name`, or "" if there is none.
 
     Examples:
       >>> did_you_mean("trian", ["train", "sweep"])

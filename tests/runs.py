@@ -118,8 +118,8 @@ def write_run(workdir, experiment, state):
     files.write_json(workdir / "config.json", json.loads(experiment.config.to_json_best_effort()))
     files.write_json(workdir / "plan.json", plan)
     processes = [ledger.this_process(1, 1)]
-    said = summary.summarize(experiment, None, facts, processes=processes)
-    files.write_json(workdir / "summary.json", said)
+    written = summary.summarize(experiment, None, facts, processes=processes)
+    files.write_json(workdir / "summary.json", written)
     (workdir / "checkpoints").mkdir()
     steps = {"step": int(state.step), "steps_begun": int(state.step)}
     facts = steps | {"record": plan, "digests": {}, "processes": processes, "more": {}}

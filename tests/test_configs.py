@@ -121,9 +121,9 @@ def test_clipped_inputs_bound_the_logistic_gradient_so_its_clip_never_acts():
     wild = jax.tree.map(
         lambda x: x + 3 * jax.random.normal(jax.random.key(1), x.shape), state.params
     )
-    found = experiment.diagnose(state._replace(params=wild), experiment.rows(np.arange(400)))
-    assert found["bias_norm"] < 1e-5
-    assert found["gradient_norm"] > 0.1
+    figures = experiment.diagnose(state._replace(params=wild), experiment.rows(np.arange(400)))
+    assert figures["bias_norm"] < 1e-5
+    assert figures["gradient_norm"] > 0.1
 
 
 def test_hyper_parameters_are_those_of_table_2():

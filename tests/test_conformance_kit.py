@@ -434,8 +434,8 @@ def test_disk_looks_ahead_where_the_last_step_pointed_and_filters():
         expected = optax.tree.add(
             optax.tree.scale(a, plain(there)), optax.tree.scale(1 - a, plain(before.params))
         )
-        found = own.grad(own.ascend(before.params, before.private.previous), example)
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, expected)
+        gradient = own.grad(own.ascend(before.params, before.private.previous), example)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), gradient, expected)
         # What is filtered is what is released: the step itself, over the rate.
         step = jax.tree.map(lambda x, y: (x - y) / -0.1, after.params, before.params)
         jax.tree.map(

@@ -200,14 +200,14 @@ def test_bias_is_measured_where_the_sum_holds_more_than_gradients(name):
             configs[0].clip.per_clip_norm = False  # lengths are those of gradients
     with_more, plain = map(loop.build, configs)
     rows = plain.rows(np.arange(32))
-    said, expected = (e.diagnose(e.init(0), rows) for e in (with_more, plain))
+    figures, expected = (e.diagnose(e.init(0), rows) for e in (with_more, plain))
     # Before the first step both clip at the same C.
     for key in ("bias_norm", "cosine", "fraction_clipped", "against_plain/bias_norm"):
-        np.testing.assert_allclose(said[key], expected[key], rtol=1e-4)
+        np.testing.assert_allclose(figures[key], expected[key], rtol=1e-4)
     private = with_more.init(0).private
     private = private._replace(privatize=private.privatize._replace(clip=np.float32(4.0)))
     later = with_more.diagnose(with_more.init(0)._replace(private=private), rows)
-    assert later["bias_norm"] < 0.8 * said["bias_norm"]
+    assert later["bias_norm"] < 0.8 * figures["bias_norm"]
 
 
 @pytest.mark.parametrize("clip", ["normalize", "per_layer"])

@@ -118,10 +118,10 @@ def test_devices_exchange_one_sum_and_nothing_that_grows_with_them():
         assert total["all-gather"] <= 4 * (built.plan.capacity + 8)
         words = 8 * built.num_params  # two of 32 bits for each
         assert total["all-reduce"] == 0 if number == 1 else 0 <= total["all-reduce"] - words <= 64
-    held = {
+    num_bytes = {
         number: ahead.num_bytes_held(*of_number[:2]) for number, of_number in by_devices.items()
     }
-    assert held[8] <= 1.02 * held[2]
+    assert num_bytes[8] <= 1.02 * num_bytes[2]
 
 
 def test_a_gather_of_the_data_would_be_seen():

@@ -68,8 +68,8 @@ def test_several_labels_are_judged_by_accuracy_and_auroc():
     right = np.mean((np.asarray(outputs) > 0) == SEVERAL)
     assert result.summary["test_accuracy"] == pytest.approx(right)
     one_sided = data_of(np.concatenate([SEVERAL[:, :2], np.zeros((40, 1), np.int32)], 1), 3)
-    found = loop.evaluate(loop.build(config_of("binary"), one_sided), result.state.params)
-    assert "test_auroc/2" not in found and "test_auroc" in found
+    figures = loop.evaluate(loop.build(config_of("binary"), one_sided), result.state.params)
+    assert "test_auroc/2" not in figures and "test_auroc" in figures
 
 
 def test_numbers_have_no_accuracy_and_a_mean_absolute_error():

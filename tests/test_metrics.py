@@ -230,8 +230,8 @@ def test_names_of_classes_are_those_of_the_data_set_if_they_tell_them_apart(name
 
 def test_outputs_that_are_no_numbers_have_no_figures(tmp_path, tmp_path_factory):
     run = finished_runs.copy(tmp_path_factory, "diverged", tmp_path / "run")
-    found = strict_json((run / "summary.json").read_text())
-    assert found["figures"] is None and "confusion" not in found
+    summarized = strict_json((run / "summary.json").read_text())
+    assert summarized["figures"] is None and "confusion" not in summarized
 
 
 # On its page.

@@ -49,8 +49,8 @@ def test_a_canary_is_an_entry_of_its_own_of_norm_s():
     expected = np.zeros(built().num_params)
     expected[entries[5:]] = built().sensitivity
     rows = sampling.pad(REAL + 5 + np.arange(NUM_CANARIES - 5), built().plan.capacity, 0, 0)
-    found = whole_run.sum_of_clipped(built(), state, built().batch(state, rows))
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+    total = whole_run.sum_of_clipped(built(), state, built().batch(state, rows))
+    np.testing.assert_allclose(total, expected, atol=1e-4)
 
 
 def test_a_canary_takes_part_if_and_only_if_its_coin_says_so():

@@ -77,14 +77,14 @@ def steps_of(private):
 
 
 def test_a_training_of_a_plan_has_the_bits_of_the_arguments_that_make_it():
-    of_arguments = training()
+    by_arguments = training()
     clip = bam.clip_by_l2_norm(1.0)
-    of_plan = bam.PrivateTraining(plan=of_arguments.plan, clip=clip, seed=0)
-    assert of_plan.plan == of_arguments.plan
-    expected = steps_of(of_arguments)
+    by_plan = bam.PrivateTraining(plan=by_arguments.plan, clip=clip, seed=0)
+    assert by_plan.plan == by_arguments.plan
+    expected = steps_of(by_arguments)
     assert len(expected) == 5
-    assert_same_bits(steps_of(of_plan), expected)
-    other = bam.PrivateTraining(plan=of_arguments.plan, clip=clip, seed=1)  # the control
+    assert_same_bits(steps_of(by_plan), expected)
+    other = bam.PrivateTraining(plan=by_arguments.plan, clip=clip, seed=1)  # the control
     assert not np.array_equal(steps_of(other)[0], expected[0])
 
 
@@ -138,8 +138,8 @@ def test_a_training_without_privacy_is_plain_and_never_has_a_statement(tmp_path)
     cases.refused("has no PRIVACY.md", private.write_statement, tmp_path / "PRIVACY.md", "points")
     assert not (tmp_path / "PRIVACY.md").exists()
     other = bam.PrivateTraining(plan=plan, clip=bam.clip_by_l2_norm(1.0))
-    of_bam = bam.bam_sam(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), radius=0.5)
-    cases.refused("without privacy", other.gradient, of_bam)
+    sam = bam.bam_sam(lambda w, x: 0.5 * jnp.sum((w - x) ** 2), radius=0.5)
+    cases.refused("without privacy", other.gradient, sam)
 
 
 def test_a_step_without_privacy_that_was_not_saved_is_taken_again(tmp_path):
@@ -182,13 +182,13 @@ def test_a_batch_and_a_state_of_another_training_are_refused_together():
 
 def test_loops_that_share_a_training_get_each_step_with_its_own_batch():
     private = training(num_epochs=8)
-    found = {}
+    masks = {}
     for outer in private.batches(DATA):
         for inner in itertools.islice(private.batches(DATA), 2):
-            found[int(inner.step)] = inner.mask
-        found[int(outer.step)] = outer.mask
-    assert sorted(found) == list(range(1, 41))
-    for step, mask in found.items():
+            masks[int(inner.step)] = inner.mask
+        masks[int(outer.step)] = outer.mask
+    assert sorted(masks) == list(range(1, 41))
+    for step, mask in masks.items():
         np.testing.assert_array_equal(mask, private.plan.batch(0, step).mask)
 
 

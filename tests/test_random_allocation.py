@@ -208,8 +208,8 @@ def test_one_run_is_audited_and_noise_that_is_too_small_is_caught():
     config.epsilon = 50.0
     planted = one_run.build(config, NUM_CANARIES)
     planted = with_step(built, planted.step)
-    found = one_run.run(planted, NUM_CANARIES, seed=0)
-    assert one_run.bounds(found, built.plan).epsilon_lower > 1.5
+    audited = one_run.run(planted, NUM_CANARIES, seed=0)
+    assert one_run.bounds(audited, built.plan).epsilon_lower > 1.5
 
 
 def test_a_runs_score_is_the_likelihood_ratio_of_its_epochs():

@@ -251,14 +251,14 @@ def test_every_example_of_a_user_has_views_of_its_own():
     rows = examples.rows_at(grouped.train, np.array([0]), None)
     row = {name: x[0] for name, x in rows.items()} | {"place": jnp.int32(1)}
     inputs = examples.inputs_of(config, grouped)
-    found = jax.jit(examples.example_of(inputs, jax.random.key(0), jnp.int32(0)))(row)
+    example = jax.jit(examples.example_of(inputs, jax.random.key(0), jnp.int32(0)))(row)
     like = examples.example_like(config, (4, 4, 1))
-    assert {k: (x.shape, x.dtype) for k, x in found.items()} == {
+    assert {k: (x.shape, x.dtype) for k, x in example.items()} == {
         k: (x.shape, x.dtype) for k, x in like.items()
     }
-    different = {np.asarray(view).tobytes() for view in found["image"]}
+    different = {np.asarray(view).tobytes() for view in example["image"]}
     assert len(different) > 8  # of 12, of 25 that can be
-    assert found["present"].all()
+    assert example["present"].all()
 
 
 # The plan.

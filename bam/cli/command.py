@@ -1,4 +1,4 @@
-"""Runs a command: flags in; one-line errors and an exit status out."""
+"""Runs a command, from its flags to one-line errors and an exit status."""
 
 import contextlib
 import logging
@@ -28,7 +28,7 @@ Body = Callable[..., int | None]  # (flags) or (flags, arguments) -> exit status
 
 
 def run(name: str, argv: Sequence[str], body: Body) -> int:
-    """Runs a command; returns its exit status, whatever happens.
+    """Runs a command and returns its exit status, whatever happens.
 
     The next command starts as this one did: its flags are values of their own, and its changes to
     the process are put back. `body` is called with the flags and, if the command is `positional`,
@@ -53,7 +53,7 @@ def run(name: str, argv: Sequence[str], body: Body) -> int:
 def run_script(
     main: Callable[[], None], required: Sequence[str] = (), defaults: Sequence[str] = ()
 ) -> NoReturn:
-    """Runs a script's `main` with absl's global flags, as a command is run; ends the process.
+    """Runs a script's `main` with absl's global flags, as a command is run, and ends the process.
 
     Without a value for a flag in `required` it ends before any work. `defaults` are flags such as
     "--num_steps=9", each used unless the command line sets it.
@@ -82,7 +82,7 @@ def _parse(
     required: Iterable[str],
     positional: bool = False,
 ) -> list[str]:
-    """Parses flags, of which some are required; returns the arguments after them."""
+    """Parses flags, of which some are required, and returns the arguments after them."""
     rest = command_line.parse(values, argv, program)
     if rest and not positional:
         raise InputError(f"{rest[0]!r} is not a flag: see --help")
@@ -139,7 +139,7 @@ def leave(status: int) -> NoReturn:
 
 @contextlib.contextmanager
 def _put_back() -> Iterator[None]:
-    """Prints warnings in one line each; at the end, undoes a command's changes to the process."""
+    """Prints warnings in one line each, and at the end undoes what a command changed."""
     formatwarning, environ = warnings.formatwarning, dict(os.environ)
     modules = named_configs.imported()
     # JAX logs each absent kind of accelerator, which says nothing new to a user.
@@ -160,13 +160,13 @@ def _put_back() -> Iterator[None]:
 
 
 def _warning(message: Warning | str, *location: Any, **more: Any) -> str:
-    """Formats a warning as one line, in place of `warnings.formatwarning`; Python prints it."""
+    """Formats a warning as one line, in place of `warnings.formatwarning`."""
     screen.show.draw("")
     return f"warning: {visible(str(message))}\n"
 
 
 def _mistake(error: Exception) -> str | None:
-    """The text of an error that is no fault, with advice; None for a fault.
+    """Returns the text of an error that is no fault, with advice, or None for a fault.
 
     These are an InputError, a refusal of the system (`OSError`), an extra that is not installed,
     too little memory, and the loss of a process.

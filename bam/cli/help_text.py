@@ -1,4 +1,4 @@
-"""The help of the commands; nothing here imports JAX, so it is printed at once."""
+"""The help of the commands, which is printed at once, because nothing here imports JAX."""
 
 import textwrap
 from collections.abc import Iterable, Sequence

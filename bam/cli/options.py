@@ -609,7 +609,7 @@ DEFINE: dict[type, Callable[..., Any]] = {
 
 
 def define(values: flags.FlagValues, rows: Sequence[Flag]) -> None:
-    """Defines flags in `values`; `config` as a string, which `command_line.parse` replaces."""
+    """Defines flags in `values`, with `config` as a string that `command_line.parse` replaces."""
     for row in rows:
         kind = row.kind or (str if row.default is None else type(row.default))
         default: Any = list(row.default) if isinstance(row.default, tuple) else row.default

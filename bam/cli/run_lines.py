@@ -50,7 +50,7 @@ def describe_plan(trainer: loop.Trainer) -> str:
 
 
 def unprotected_users(section: ConfigDict) -> list[str]:
-    """A line that ε protects one image, for a run on an imported folder; [] for other data."""
+    """Returns a line that ε protects one image, for a run on an imported folder, or else []."""
     if section.name != "folder":
         return []
     column = users.column(datasets.folder_of(section.name, section.source, section.path))
@@ -59,7 +59,7 @@ def unprotected_users(section: ConfigDict) -> list[str]:
 
 
 def preprocessing(trainer: loop.Trainer) -> list[str]:
-    """Lines on what a run uses of the preprocessing that its weights expect; [] without weights."""
+    """Returns lines on what a run uses of its weights' preprocessing, or [] without weights."""
     expected, config = trainer.normalisation, trainer.config
     if expected is None:
         return []
@@ -98,7 +98,7 @@ def devices_of(trainer: loop.Trainer) -> str:
 
 
 def test_figures(row: dict) -> list[str]:
-    """Test accuracy and the other figures of a loss; the test loss if it has no figure."""
+    """Returns the test accuracy and a loss's other figures, or the test loss if it has none."""
     accuracy = row.get("test_accuracy")
     texts = [] if accuracy is None else [f"test accuracy {accuracy:.2%}"]
     if diverged := rundir.divergence(row):

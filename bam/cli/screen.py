@@ -43,7 +43,7 @@ _unended = _Unended()
 
 
 def say(*lines: str, error: bool = False) -> None:
-    """Prints lines, on standard error if `error`; commands print only through this function.
+    """Prints lines, on standard error if `error`. Commands print only through this function.
 
     A line may hold file names of a stranger, so `visible` escapes line ends and control characters.
     """
@@ -58,7 +58,7 @@ def say(*lines: str, error: bool = False) -> None:
 
 
 class _Log:
-    """Prints a text of several lines, each by `say`; for texts of bam's own, such as a plan."""
+    """Prints a text of bam's own in several lines, such as a plan, each by `say`."""
 
     def __call__(self, text: str) -> None:
         """Prints a text."""

@@ -14,7 +14,7 @@ from bam.cli import options, screen
 
 
 class _Stop(NamedTuple):
-    """A signal handler that asks for a stop once; the next Ctrl-C goes to the earlier handler."""
+    """Asks for a stop once, and leaves the next Ctrl-C to the earlier handler."""
 
     requested: threading.Event
     earlier: Any

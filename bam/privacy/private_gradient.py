@@ -30,7 +30,9 @@ ExampleOf = Callable[[PyTree], PyTree]
 
 
 class DrawnBatch(NamedTuple):
-    """The examples of one step of a `PrivateTraining`; all fields are as secret as the examples.
+    """The examples of one step of a `PrivateTraining`.
+
+    All fields are as secret as the examples.
 
     You may replace a row's values by others of the same shape, computed from that row alone. Rows
     cannot be added, and `mask`, `step` and `tag` must stay as they are.
@@ -91,7 +93,7 @@ def first_state(
     key: Array | np.ndarray,
     tag: Array | np.ndarray,
 ) -> PrivateState:
-    """Returns the state before the first step; with a placeholder for `params`, its structure."""
+    """Returns the state before the first step, or its structure for placeholders of `params`."""
     if pytree.is_placeholder(params):
         noise = keyless(mean.strategy)
         state = PrivatizeState(clip.init(params), noise)

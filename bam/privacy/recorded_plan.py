@@ -24,7 +24,7 @@ def plan_for(
     mechanism: JsonMapping,
     **settings: Any,
 ) -> PrivacyPlan:
-    """Returns the plan recorded in a folder, if it has these settings; without one, a new plan.
+    """Returns the plan recorded in a folder, if it has these settings, or without one a new plan.
 
     The recorded σ and ε stay, because another version of the accountant may choose others.
 
@@ -62,7 +62,7 @@ def plan_for(
 
 
 def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | None:
-    """The recorded plan of the run in a folder; None if no run was begun there.
+    """Returns the recorded plan of the run in a folder, or None if no run was begun there.
 
     The plan is not made anew, because another version of the accountant may choose another σ. Its ε
     must hold when it is computed again, and be at most the target. Otherwise, and for a file that
@@ -88,7 +88,7 @@ def check_version(folder: Path) -> None:
 
 
 def read_plan(path: Path, target_epsilon: float | None = None, advice: str = "") -> PrivacyPlan:
-    """The plan in a file, checked as in `recorded_plan`; an error ends in `advice`."""
+    """Returns the plan in a file, checked as in `recorded_plan`, with `advice` in each error."""
     record = files.read_json(path)
     try:
         plan = PrivacyPlan.from_json(record)

@@ -67,12 +67,12 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
     rounds = [num_rounds(np.asarray(x.mask), size, num_devices, plan.private) for x in whole]
     timed(in_order(0))  # compiles
     fixed, with_one = min(timed(in_order(0)) for _ in range(3)), timed(in_order(1))
-    of_round = max(0.0, with_one - fixed)
+    seconds_of_round = max(0.0, with_one - fixed)
     mean = sum(rounds) / len(rounds)
-    if fixed + mean * of_round <= SHORT:
+    if fixed + mean * seconds_of_round <= SHORT:
         seconds = [timed(batch) for batch in whole]
     else:
-        some = max(1, min(int(SHORT / max(of_round, 1e-9)), most // (size * num_devices)))
+        some = max(1, min(int(SHORT / max(seconds_of_round, 1e-9)), most // (size * num_devices)))
         timings = [with_one] if some == 1 else []
         while len(timings) < 2 or (len(timings) < NUM_TIMED and sum(timings) < ENOUGH):
             timings.append(timed(in_order(some)))

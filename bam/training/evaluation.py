@@ -29,7 +29,7 @@ def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
 
 
 def images_at_once(trainer: Trainer, params: Params) -> int:
-    """Returns the number of test images to evaluate at once; the first call asks the memory."""
+    """Returns the number of test images to evaluate at once, which the memory decides once."""
     images, labels = trainer.dataset.test
     # Fewer at once if images are large, because their activations are in memory together.
     size = max(1, min(1000, 1000 * LARGE_IMAGE // math.prod(images.shape[1:3])))

@@ -1,4 +1,4 @@
-"""Checks that the parts of a run fit together; they are traced and not run."""
+"""Checks, by tracing them, that the parts of a run fit together."""
 
 import jax
 import jax.numpy as jnp

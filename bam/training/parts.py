@@ -48,7 +48,7 @@ def sgd(
     momentum: Number = 0.0,
     per_clip_norm: bool = False,
 ) -> optax.GradientTransformation:
-    """Returns SGD; `per_clip_norm` divides gradients by C, so steps do not depend on C.
+    """Returns SGD, whose steps do not depend on C with `per_clip_norm`, which divides by C.
 
     Source: De et al. 2022 (arXiv 2204.13650). One learning rate then fits many C.
     """

@@ -20,7 +20,9 @@ SPARE = 0.9  # share of the free memory that an advised microbatch size may take
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Programs:
-    """Compiles functions whose first argument is the parts; equal structures share a program.
+    """Compiles functions whose first argument is the parts.
+
+    Parts of equal structure share a program.
 
     Attributes:
       parts: the parts.
@@ -65,7 +67,7 @@ class Programs:
         donate: tuple[int, ...] = (),
         keeps_size: bool = False,
     ) -> None:
-        """InputError if a function of `Parts` does not fit; it names a `microbatch_size` that does.
+        """InputError, with a `microbatch_size` that fits, if a function of `Parts` does not fit.
 
         The arguments are those of `checked`, and those of the function without the parts.
         `keeps_size`: the run goes on, so its size cannot be changed, and none is looked for.

@@ -132,9 +132,9 @@ def divergence(row: JsonObject) -> str:
 
 
 def check_resumable(workdir: Path, config: ConfigDict) -> None:
-    """FinishedError for a finished run; InputError if a key that may not change differs.
+    """Raises FinishedError for a finished run.
 
-    InputError, too, for an unfinished run of another version.
+    InputError if a key that may not change differs, and for an unfinished run of another version.
     """
     # A folder with steps but without a config belongs to a run that cannot be checked.
     if not (workdir / "config.json").exists():

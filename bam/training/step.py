@@ -95,8 +95,8 @@ class Parts:
         """Returns the function from a row to its example, in the state's next step."""
         # The number of steps taken is the number of the next one, from 0.
         key = jax.random.fold_in(state.augment_key, state.step)
-        of_row = examples.example_of(self.inputs, key, state.step)
-        return lambda row: of_row(row) | {"frozen": state.frozen}
+        example_of_row = examples.example_of(self.inputs, key, state.step)
+        return lambda row: example_of_row(row) | {"frozen": state.frozen}
 
     def with_microbatch_size(self, size: int) -> "Parts":
         """Returns the same parts with another number of rows at once."""
@@ -130,7 +130,7 @@ def descend(
     optimizer: optax.GradientTransformation,
     ema_decay: Number | None,
 ) -> TrainState:
-    """Updates the weights with the optimizer, and then their average; the step is counted."""
+    """Updates the weights, and then their average, in a state whose step is counted already."""
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     averaged = _average(state.averaged, params, state.step - 1, ema_decay)
