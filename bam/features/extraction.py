@@ -42,6 +42,7 @@ Computed = Callable[[np.ndarray], Array]  # compiled: images of a data set -> fl
 
 FORMAT = 1  # version of the files
 CHUNK = 256  # images mapped in one call
+PIECE = 32  # images of a chunk that a device maps at once
 PROBED = 8  # rows computed again: in another batch, to detect mixing, and to check the disk
 # Rows that differ by more than this share of the largest feature are not equal; float16 rounds by
 # at most 1/2048.
@@ -201,16 +202,23 @@ def _read(file: Path, log: Callable[[str], None]) -> tuple[np.ndarray | None, by
 
 
 def _on_all_devices(alone: Computed, traced: ClosedJaxpr) -> Computed:
-    """The map on all devices, each with a part of a chunk.
+    """Returns the map of a chunk, on all devices, each with some of its pieces.
 
-    `bam` makes a device of each core of a CPU, because one map alone leaves cores idle. A map that
-    calls back to Python stays on one device: callbacks of several could wait for one another.
+    The pieces have one size, so that a row has the same bits on any number of devices. `bam` makes
+    a device of each core of a CPU, because one map alone leaves cores idle. A map that calls back
+    to Python stays on one device: callbacks of several could wait for one another.
     """
-    num_devices = math.gcd(CHUNK, jax.local_device_count())
+
+    def in_pieces(images: Array) -> Array:
+        pieces = images.reshape(-1, PIECE, *images.shape[1:])
+        features = jax.lax.map(alone, pieces)
+        return features.reshape(len(images), *features.shape[2:])
+
+    num_devices = math.gcd(CHUNK // PIECE, jax.local_device_count())
     if num_devices == 1 or "callback" in str(traced):
-        return alone
+        return jax.jit(in_pieces)
     mesh, rows = Mesh(jax.local_devices()[:num_devices], ("rows",)), PartitionSpec("rows")
-    shared = jax.shard_map(alone, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
+    shared = jax.shard_map(in_pieces, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
     return jax.jit(shared)
 
 
