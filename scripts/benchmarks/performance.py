@@ -4,7 +4,7 @@ python -m scripts.benchmarks.performance
 """
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,20 +58,17 @@ PEERS = {
 # Labels of methods that only `depth` measures.
 LABELS = {"bam_reverse": "BAM (reverse-over-reverse)"}
 # Ratio -> keys of its numerator and its denominator.
-BESIDE = {
+RATIOS = {
     "DP-SGD / ours, not private": ("ours_dp_sgd", "ours_nonprivate"),
     "DP-SGD / PyTorch, not private": ("ours_dp_sgd", "torch_nonprivate"),
-    "DP-SGD / Opacus's best mode": ("ours_dp_sgd", "opacus"),
-    "BAM-SAM / Opacus's best DP-SGD": ("ours_bam_sam", "opacus"),
-}
-RATIOS = {
-    "DP-SGD / jax-privacy `clipped_grad`": ("ours_dp_sgd", "jax_privacy"),
+    "DP-SGD / Opacus's faster mode": ("ours_dp_sgd", "opacus"),
+    "BAM-SAM / Opacus's faster DP-SGD": ("ours_bam_sam", "opacus"),
+    "DP-SGD / jax-privacy": ("ours_dp_sgd", "jax_privacy"),
+    "DP-SGD / jax-privacy, our convolutions": ("ours_dp_sgd", "jax_privacy_matmul"),
     "DP-SAT / DP-SGD": ("dp_sat_ms", "dp_sgd_ms"),
-    "BAM-SAM / DP-SGD, K = 1": ("bam_sam_ms", "dp_sgd_ms"),
-    "BAM-exact / DP-SGD, K = 1": ("bam_exact_ms", "dp_sgd_ms"),
-    "BAM-SAM, one-view ascent / DP-SGD, K = 16": ("bam_sam_one_view_ms", "dp_sgd_views_ms"),
-    "DP-SGD's arithmetic rate / matrix products' rate": ("rate", "matmul"),
-    "peak memory, batch 4096 / batch 256": ("memory_4096", "memory_256"),
+    "BAM-SAM / DP-SGD": ("bam_sam_ms", "dp_sgd_ms"),
+    "BAM-exact / DP-SGD": ("bam_exact_ms", "dp_sgd_ms"),
+    "BAM-SAM, one-view ascent / DP-SGD, 16 views": ("bam_sam_one_view_ms", "dp_sgd_views_ms"),
 }
 STEPS = {
     "nonprivate_ms": "not private",
@@ -83,105 +80,63 @@ STEPS = {
     "bam_sam_views_ms": "BAM-SAM, {views} views",
     "bam_sam_one_view_ms": "BAM-SAM, {views} views, one-view ascent",
 }
-
-
-# Number that another setting changes -> its name for readers.
-CHANGES = {"learning_rate": "rate", "clip_norm": "C", "noise_multiplier": "σ", "radius": "r"}
-AGAIN = tuple(f"another {name}" for name in CHANGES.values())
+DEPTHS = (10, 200)
+# Cases of first steps that the page shows.
+FIRST_STEPS = ("ours_dp_sgd", "ours_bam_sam", "jax_privacy", "jax_privacy_arguments", "opacus")
 NOT_RUN = "not run"
 
 
 def page_tables(folder: Path) -> dict[str, str]:
     """Marker on the page -> table."""
     names = ("step", "peers", "peers_512", "depth")
-    step, *peers, depth = (files.read_json(folder / f"{name}_cpu.json") for name in names)
+    step, peers, peers_512, depth = (files.read_json(folder / f"{x}_cpu.json") for x in names)
     step_h100, depth_h100 = (files.read_json(folder / f"{x}_h100.json") for x in ("step", "depth"))
-    beside = [_with_best_of_opacus(x["observations"]) for x in peers]
-    observed = beside[0] | step["observations_ms"]
-    observed["rate"] = [step["flops_per_example"] / ms / 1e6 for ms in observed["dp_sgd_ms"]]
-    observed["matmul"] = step["matmul_observations_gflops"]
-    observed |= {f"memory_{size}": [mb] for size, mb in step["peak_memory_mb"].items()}
-    head = [text for x in peers for text in (f"batch {x['batch']}", f"quartiles, {x['batch']}")]
+    small, large = (_with_best_of_opacus(x["observations"]) for x in (peers, peers_512))
+    small |= step["observations_ms"]
     return {
-        "batches": _table(
-            ("ratio", *head),
-            [
-                [label, *(cell for observed in beside for cell in _ratio(observed, *keys))]
-                for label, keys in BESIDE.items()
-            ],
-        ),
         "ratios": _table(
-            ("ratio", "measured", "quartiles"),
-            [[label, *_ratio(observed, *keys)] for label, keys in RATIOS.items()],
-        ),
-        "steps": _steps(step, ".1f"),
-        "steps_h100": _steps(step_h100, ".3f"),
-        "peers": _table(
-            ("step", "ms per example", "quartiles", "clipped sum, relative error"),
+            ("ratio", "batches of 32", "batches of 512"),
             [
-                [PEERS[name], *_median(observed, ".1f"), tables.number(errors.get(name), ".0e")]
-                for errors in [peers[0]["clipped_sum_error"]]
-                for name, observed in peers[0]["observations"].items()
+                [label, *(_ratio(observed, *keys) for observed in (small, large))]
+                for label, keys in RATIOS.items()
             ],
         ),
-        "depth": _depth(depth["rows"]),
-        "depth_h100": _depth(depth_h100["rows"]),
-        **cold_tables(folder / "cold.json"),
+        "steps": _table(
+            ("step", "CPU, ms per example", "H100, ms per example"),
+            [
+                [
+                    label.format(**step),
+                    _median(step["observations_ms"][key], ".1f"),
+                    _median(step_h100["observations_ms"][key], ".3f"),
+                ]
+                for key, label in STEPS.items()
+            ],
+        ),
+        "depth": _depth({"CPU": depth["rows"], "H100": depth_h100["rows"]}),
+        "first_steps": first_steps(folder / "cold.json"),
     }
 
 
-def cold_tables(file: Path) -> dict[str, str]:
-    """Marker -> table of first steps; a case that the file lacks is "not run"."""
+def first_steps(file: Path) -> str:
+    """Seconds of each network to a first step and to one of another rate; else "not run"."""
     summary = files.read_json(file)["summary"] if file.exists() else {}
-    seconds = {f"cold_{x}": _cold_seconds(summary.get(x, {})) for x in cold_case.NETWORKS}
-    return seconds | {"cold_programs": _cold_programs(summary.get("resnet9", {}))}
 
+    def cells(case: JsonMapping | None) -> list[str]:
+        if case is None:
+            return [NOT_RUN] * 2
+        again = case["changes"]["learning_rate"]["median"]
+        return [f"{case['to_first_step']['median']:.1f}", f"{again:.2f}"]
 
-def _cold_seconds(summary: JsonMapping) -> str:
-    """Seconds of one network to its first step, and to the first step of another setting."""
-
-    def figures(case: JsonMapping, changes: Sequence[str]) -> list[str]:
-        phases, total = case["phases"], case["to_first_step"]
-        medians = [phases[name]["median"] for name in ("import", "build", "first_step")]
-        return [
-            *(f"{x:.1f}" for x in (*medians, total["median"])),
-            f"{total['low']:.1f} to {total['high']:.1f}",
-            *(f"{case['changes'][x]['median']:.2f}" if x in changes else "–" for x in CHANGES),
-        ]
-
-    head = ("case", "import", "build", "first step", "in all", "quartiles", *AGAIN)
-    return _cold(summary, head, figures)
-
-
-def _cold_programs(summary: JsonMapping) -> str:
-    """Number of programs that XLA compiles, and its seconds before the first step."""
-
-    def figures(case: JsonMapping, changes: Sequence[str]) -> list[str]:
-        phases = case["phases"]
-        first = phases["first_step"]
-        return [
-            f"{first['compilations']:.0f}",
-            f"{first['xla_seconds']:.1f}",
-            *(f"{phases[x]['compilations']:.0f}" if x in changes else "–" for x in CHANGES),
-        ]
-
-    return _cold(summary, ("case", "first step", "XLA, s", *AGAIN), figures)
-
-
-def _cold(
-    summary: JsonMapping,
-    head: Sequence[str],
-    figures: Callable[[JsonMapping, Sequence[str]], list[str]],
-) -> str:
-    """A table with a row for every case, and for each measured case of another checkout."""
-    rows = []
-    for key in dict.fromkeys([*cold_case.CASES, *summary]):
-        case = cold_case.case_of(key)
-        cells = [NOT_RUN] * (len(head) - 1)
-        if key in summary:
-            cells = figures(summary[key], case.changes)
-        rows.append([case.label, *cells])
-    return _table(head, rows)
+    return _table(
+        ("case", "ResNet-9, s", "another rate, s", "CNN, s", "CNN, another rate, s"),
+        [
+            [
+                cold_case.case_of(key).label,
+                *(cell for x in cold_case.NETWORKS for cell in cells(summary.get(x, {}).get(key))),
+            ]
+            for key in FIRST_STEPS
+        ],
+    )
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -193,39 +148,36 @@ def _with_best_of_opacus(observed: Mapping[str, list[float]]) -> dict[str, list[
     return {**observed, "opacus": min(modes, key=statistics.median)}
 
 
-def _ratio(observed: Mapping[str, list[float]], above: str, below: str) -> list[str]:
-    """Median and quartiles of the ratio, taken in each round."""
+def _ratio(observed: Mapping[str, list[float]], above: str, below: str) -> str:
+    """Median and quartiles of the ratio, taken in each round; "–" if it was not measured."""
+    if above not in observed or below not in observed:
+        return "–"
     return _median([a / b for a, b in zip(observed[above], observed[below], strict=True)], ".2f")
 
 
-def _median(values: list[float], form: str) -> list[str]:
-    """The median and, if there are several values, the quartiles."""
+def _median(values: list[float], form: str) -> str:
+    """The median and, if there are several values, the quartiles in brackets."""
     median, low, high, _ = timing.summarize(values, 0.0)
-    return [f"{median:{form}}", f"{low:{form}} to {high:{form}}" if len(values) > 1 else "–"]
+    quartiles = f" [{low:{form}}, {high:{form}}]" if len(values) > 1 else ""
+    return f"{median:{form}}{quartiles}"
 
 
-def _steps(step: JsonMapping, form: str) -> str:
-    rows = [
-        [label.format(**step), *_median(step["observations_ms"][key], form)]
-        for key, label in STEPS.items()
-    ]
-    return _table(("step", "ms per example", "quartiles"), rows)
-
-
-def _depth(rows: Sequence[JsonMapping]) -> str:
-    methods, depths = (list(dict.fromkeys(row[key] for row in rows)) for key in ("method", "depth"))
-    cells = {(row["depth"], row["method"]): row for row in rows}
-    lines = [
+def _depth(measured: Mapping[str, Sequence[JsonObject]]) -> str:
+    """Milliseconds of a step of each method, for a few depths on each device."""
+    names = list(dict.fromkeys(row["method"] for rows in measured.values() for row in rows))
+    cells = {
+        (device, row["depth"], row["method"]): row["median"]
+        for device, rows in measured.items()
+        for row in rows
+    }
+    return _table(
+        ("device", "layers", *(LABELS.get(name, label(name)) for name in names)),
         [
-            str(depth),
-            *(f"{1e3 * cells[depth, method]['median']:.1f}" for method in methods),
-            *(f"{cells[depth, m]['compile_seconds']:.1f}" for m in ("dp_sgd", "bam_exact")),
-        ]
-        for depth in depths
-    ]
-    labels = [f"{LABELS.get(method, label(method))}, ms" for method in methods]
-    compiling = ("DP-SGD: compilation, s", "BAM-exact: compilation, s")
-    return _table(("layers", *labels, *compiling), lines)
+            [device, str(depth), *(f"{1e3 * cells[device, depth, name]:.1f}" for name in names)]
+            for device in measured
+            for depth in DEPTHS
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -28,40 +28,27 @@ def test_a_ratio_is_the_median_of_the_rounds(tmp_path):
     step = json.loads((tmp_path / "step_cpu.json").read_text())
     step["observations_ms"]["bam_sam_one_view_ms"] = [2.0, 4.2, 9.0]
     step["observations_ms"]["dp_sgd_views_ms"] = [2.0, 2.0, 3.0]
-    step["peak_memory_mb"] = {"4096": 1.2, "256": 1.2}
     (tmp_path / "step_cpu.json").write_text(json.dumps(step))
     ratios = performance.page_tables(tmp_path)["ratios"].splitlines()
-    for row in (
-        "| BAM-SAM, one-view ascent / DP-SGD, K = 16 | 2.10 | 1.55 to 2.55 |",
-        "| peak memory, batch 4096 / batch 256 | 1.00 | – |",
-    ):
-        assert row in ratios
+    row = "| BAM-SAM, one-view ascent / DP-SGD, 16 views | 2.10 [1.55, 2.55] | – |"
+    assert row in ratios
+
+
+def test_memory_does_not_grow_with_the_batch():
+    peak = json.loads((ROOT / "benchmarks/step_cpu.json").read_text())["peak_memory_mb"]
+    assert peak["4096"] == pytest.approx(peak["256"], rel=5e-3)
 
 
 def test_a_table_of_first_steps_says_what_was_not_run(tmp_path):
-    def phase(seconds, compilations):
-        return {"median": seconds, "compilations": compilations, "xla_seconds": seconds / 2}
-
-    names = ("import", "build", "first_step", "learning_rate")
-    case = {
-        "to_first_step": {"median": 7.04, "low": 6.5, "high": 8.0},
-        "changes": {"learning_rate": {"median": 0.25}},
-        "phases": {x: phase(1.0 + k, 10 * k) for k, x in enumerate(names)},
-    }
-    summary = {"resnet9": {"ours_nonprivate": case, "ours_nonprivate@old": case}}
+    case = {"to_first_step": {"median": 7.04}, "changes": {"learning_rate": {"median": 0.25}}}
+    summary = {"resnet9": {"ours_dp_sgd": case}}
     (tmp_path / "cold.json").write_text(json.dumps({"summary": summary}))
-    shown = performance.cold_tables(tmp_path / "cold.json")
-    seconds, programs = (shown[name].splitlines() for name in ("cold_resnet9", "cold_programs"))
-    figures = "1.0 | 2.0 | 3.0 | 7.0 | 6.5 to 8.0 | 0.25 | – | – | – |"
-    assert seconds[2] == f"| ours, not private | {figures}"
-    assert seconds[-1] == f"| ours, not private (old) | {figures}"
-    assert programs[2] == "| ours, not private | 20 | 1.5 | 30 | – | – | – |"
-    assert "| Opacus |" + " not run |" * 9 in seconds
-    nothing = performance.cold_tables(tmp_path / "absent.json")
-    for table in (shown["cold_convnet"], *nothing.values()):
-        rows = table.splitlines()[2:]
-        assert len(rows) == len(performance.cold_case.CASES)
-        assert all(set(row.split(" | ")[1:]) <= {"not run", "not run |"} for row in rows)
+    shown = performance.first_steps(tmp_path / "cold.json").splitlines()
+    assert shown[2] == "| ours, DP-SGD | 7.0 | 0.25 | not run | not run |"
+    nothing = performance.first_steps(tmp_path / "absent.json").splitlines()
+    for row in (*shown[3:], *nothing[2:]):
+        assert row.endswith("|" + " not run |" * 4)
+    assert len(shown) == len(nothing) == 2 + len(performance.FIRST_STEPS)
 
 
 def test_a_page_without_a_place_for_a_table_is_refused():
@@ -71,7 +58,7 @@ def test_a_page_without_a_place_for_a_table_is_refused():
 
 def test_the_pages_show_the_tables_that_commands_wrote():
     shown = {page: pages.FILE.findall(page.read_text()) for page in (ROOT / "docs").glob("*.md")}
-    assert sum(map(len, shown.values())) > 60
+    assert sum(map(len, shown.values())) > 10
     for page in shown:
         assert pages.filled(page, ROOT) == page.read_text(), f"{page}: scripts.lib.pages"
 
