@@ -6,7 +6,7 @@ Data:      CIFAR-10; here as JPEG. Features of its images: 7 minutes once, and 1
 Hardware:  one CPU core; 4 GB of memory. A run of DP-SGD: 49 to 94 s, of BAM 95 to 169 s.
 
 Accuracy, %, δ = 1e-5, mean ± 95 % interval of five seeds, at ε = 1 and 3 of ten
-(docs/results_features.md):
+(docs/results_prior.md):
   ε    theirs: linear, small CNN  DP-SGD        DP-SAT        BAM (SAM)     BAM (exact)
   1    –                          62.88 ± 0.12  62.86 ± 0.12  62.35 ± 0.17  not run
   2    –                          65.98 ± 0.20  65.98 ± 0.16  65.82 ± 0.16  not run
@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 
 from bam.training import config as base
 
-# Chosen on held-out training images at ε = 2 (docs/results_features.md): strength, C, learning rate
+# Chosen on held-out training images at ε = 2 (docs/results_prior.md): strength, C, learning rate
 # in units of C. BAM (exact) has the values of its SAM form.
 SEARCHED = {
     "dp_sgd": (0.0, 0.1, 0.4),

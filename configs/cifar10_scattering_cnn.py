@@ -6,7 +6,7 @@ Command:   python -m scripts.paper.reproduce --datasets=cifar10_scattering_cnn
 Data:      CIFAR-10; here as JPEG. Features of its images: 7 minutes once, and 1.9 GB.
 Hardware:  one CPU core; 4 GB of memory. A run of DP-SGD: 519 to 605 s, of BAM 891 s.
 
-Accuracy, %, ε = 3, δ = 1e-5, mean ± 95 % interval of three seeds (docs/results_features.md):
+Accuracy, %, ε = 3, δ = 1e-5, mean ± 95 % interval of three seeds (docs/results_prior.md):
   theirs  DP-SGD        DP-SAT   BAM (SAM)        BAM (exact)
   69.3    67.01 ± 0.80  not run  67.29, one seed  not run
 
@@ -25,6 +25,6 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
     config = cifar10_scattering.get_config(method)
     base.name_part(config, "model", "tanh_cnn")
     config.microbatch_size = 1
-    if method != "non_private":  # the best of three for DP-SGD at ε = 3: docs/results_features.md
+    if method != "non_private":  # the best of three for DP-SGD at ε = 3: docs/results_prior.md
         config.clip_norm, config.optimizer.learning_rate = 0.1, 0.8
     return config

@@ -256,7 +256,7 @@ def test_holding_out_changes_the_count_by_one_at_most_whatever_example_is_added(
 def test_the_page_shows_what_was_run_and_its_epsilons_are_what_the_plan_gives():
     docs = Path(__file__).parents[1] / "docs"
     found = json.loads((docs / "results/selection/digits.json").read_text())
-    page, kept = (docs / "selection.md").read_text(), docs / "results/selection"
+    page, kept = (docs / "choose.md").read_text(), docs / "results/selection"
     for name in ("digits.md", "digits_epsilon.md"):
         assert (kept / name).read_text() in page
     plan = found["selection"]

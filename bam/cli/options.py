@@ -206,7 +206,7 @@ noise K times smaller (TAN's rule): a cheap search for large batches, whose runs
 have a far larger ε.
 
 None of these choices is private: each ε covers its run alone (see
-docs/selection.md). With --private the sweep draws a random number of trials
+docs/choose.md). With --private the sweep draws a random number of trials
 from the same settings and keeps the best; then ε pays for the choice, too.
 """,
         (
@@ -237,7 +237,7 @@ from the same settings and keeps the best; then ε pays for the choice, too.
             Flag(
                 "private",
                 False,
-                "search privately: --config.epsilon pays for the choice, too (docs/selection.md)",
+                "search privately: --config.epsilon pays for the choice, too (docs/choose.md)",
             ),
             Flag("trials_mean", 8.0, "with --private: mean number of trials"),
             Flag(
