@@ -5,7 +5,7 @@ Command:   python -m scripts.paper.reproduce --table=1 --datasets=cifar10_medium
              --config.dataset.source=parquet --config.dataset.path=FOLDER
 Hardware:  one CPU core. A run of DP-SGD: 408 to 526 s, of BAM 845 to 1671 s.
 
-Accuracy, %, ε = 2, δ = 1e-5, mean ± 95 % interval (docs/results_resnet.md);
+Accuracy, %, ε = 2, δ = 1e-5, mean ± 95 % interval (docs/results.md);
 DP-SAT and BAM (exact) not run:
   learning rate         seeds  DP-SGD        BAM (SAM)     paired gain
   each its own, as here ten    58.68 ± 0.51  59.73 ± 0.45  +1.05 ± 0.32
@@ -27,6 +27,6 @@ def get_config(method: str = "bam_sam") -> ConfigDict:
     config.expected_batch_size = 1024
     config.num_steps = 150
     config.model.width = 16
-    # The best rate of each method on held-out images: docs/results_resnet.md.
+    # The best rate of each method on held-out images: docs/results.md.
     config.optimizer.learning_rate = 7e-3 if method.startswith("bam") else 5e-3
     return config

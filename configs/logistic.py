@@ -2,7 +2,7 @@
 
 Command:   bam train --config=configs/logistic.py:dp_sgd --workdir=DIR
            bam train --config=configs/logistic.py:dp_sgd,inputs --workdir=DIR
-Hardware:  any CPU. Accuracy: docs/results_other.md (python -m scripts.paper.logistic).
+Hardware:  any CPU. Accuracy: docs/results.md (python -m scripts.paper.logistic).
 
 After a comma, the clipped quantity: "gradients" (the default) or "inputs". The logistic loss is
 Lipschitz, so inputs of norm at most b bound every gradient: with two logits and a bias its norm is

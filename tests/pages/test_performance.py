@@ -86,7 +86,7 @@ def test_no_audit_that_is_shown_gives_away_more_than_it_claims():
 
 
 def test_the_plan_that_is_explained_is_that_of_the_config_it_names():
-    text = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/batches.md").read_text(encoding="utf-8")
     assert run_lines.describe_plan(loop.build(digits.get_config("dp_sgd"))) in text
 
 

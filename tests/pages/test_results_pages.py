@@ -1,4 +1,4 @@
-"""The numbers of docs/does_bam_help.md follow from the tables that commands wrote."""
+"""The numbers of the pages of results follow from the files that commands wrote."""
 
 import csv
 import json
@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from bam.sweep import comparison
+from scripts.lib import pages
+from scripts.paper import summaries
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
@@ -74,16 +76,51 @@ def gains() -> Iterator[comparison.Estimate]:
                 yield comparison.Estimate(**row[key])
 
 
+def other_numbers() -> Iterator[comparison.Estimate]:
+    """Every other estimate that a page may give: accuracies, and gains over another baseline."""
+    for name in ("scattering", "cifar10_medium", "cifar10_scattering_cnn", "mnist_scattering"):
+        for row in read(RESULTS / name / "table1.json")["rows"]:
+            if row["seeds"]:
+                yield comparison.Estimate(**row["accuracy"])
+    for name in ("digits_poisson", "digits_fixed_size"):
+        for row in read(RESULTS / f"batches/{name}.json")["rows"]:
+            yield comparison.Estimate(**row["accuracy"])
+    for path in RESULTS.glob("correlated/*.json"):
+        for row in read(path):
+            yield comparison.Estimate(**row["gain"])
+    for row in read(RESULTS / "logistic.json")["rows"]:
+        if row["gain"]:
+            yield comparison.Estimate(**row["gain"])
+    for row in read(RESULTS / "benchmark/benchmark_rows.json")["rows"]:
+        yield comparison.Estimate(**row["accuracy"])
+
+
+def intervals() -> Iterator[str]:
+    """Every number with the ends of its interval that a page may give, as pages write it."""
+    for path in (DOCS / "figures").rglob("*.csv"):
+        with path.open(encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                if "effect" in row:
+                    scale = 100 if row["quantity"] == "test_accuracy" else 1
+                    number, *ends = (scale * float(row[x]) for x in ("effect", "low", "high"))
+                    for form in (".2f", ".3f", "+.2f", "+.3f"):
+                        low, high = (format(end, form) for end in ends)
+                        yield f"{number:{form}} [{low}, {high}]".replace("-", "−")
+    correlations = (DOCS / "figures/bias_accuracy.md").read_text(encoding="utf-8")
+    yield from re.findall(INTERVAL, correlations.replace("-", "−"))
+
+
 GAIN = r"[+−]?\d+\.\d+ ± \d+\.\d+"
+INTERVAL = r"[+−]?\d+\.\d+ \[[+−]?\d+\.\d+, [+−]?\d+\.\d+\]"
 
 
 def wrong(page: str, measured: list[comparison.Estimate]) -> list[str]:
     """What a page says and no table has: gains, "±", and what pairs of them can detect."""
-    shown: dict[str, list[float]] = {}
+    shown: dict[str, list[comparison.Estimate]] = {}
     for gain in measured:
         number = f"{gain.mean:+.2f} ± {gain.half_width:.2f}".replace("-", "−")
         for said in (number, number.lstrip("+−")):  # "gains 1.05 ± 0.32"
-            shown.setdefault(said, []).append(comparison.minimum_detectable_effect(gain))
+            shown.setdefault(said, []).append(gain)
     gains_said, mistakes = [], []
     for gain, detectable in re.findall(rf"({GAIN})|\(detectable ([^);]*)", page):
         if gain:
@@ -93,26 +130,26 @@ def wrong(page: str, measured: list[comparison.Estimate]) -> list[str]:
         numbers = re.findall(r"\d+\.\d+", detectable)
         for of, number in zip(gains_said[-len(numbers) :], numbers, strict=False):
             digits = len(number.split(".")[1])
-            if number not in {f"{effect:.{digits}f}" for effect in shown.get(of, [])}:
+            effects = map(comparison.minimum_detectable_effect, shown.get(of, []))
+            if number not in {f"{effect:.{digits}f}" for effect in effects}:
                 mistakes.append(f"{of} detectable {number}")
         gains_said = []
-    return mistakes
+    return mistakes + sorted(set(re.findall(INTERVAL, page)).difference(intervals()))
 
 
 @pytest.fixture(scope="module")
 def measured() -> list[comparison.Estimate]:
-    return [gain for gain in gains() if gain.half_width]
+    return [x for x in (*gains(), *other_numbers()) if x.half_width]
 
 
 @pytest.mark.parametrize(
-    ("page", "least"), [("does_bam_help", 20), ("benchmark", 20), ("results_resnet", 5)]
+    ("page", "least"),
+    [("does_bam_help", 15), ("benchmark", 15), ("results", 5), ("batches", 3), ("log", 30)],
 )
 def test_a_page_says_what_was_measured(measured, page, least):
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
-    # Generated tables are checked by test_performance.py.
-    lines = re.sub("<!-- docs.*?<!-- end -->", "", text, flags=re.DOTALL).splitlines()
-    has_accuracies = page == "results_resnet"  # in its tables, which are not gains
-    text = "\n".join(line for line in lines if not (has_accuracies and line.startswith("|")))
+    # Generated tables are checked by test_performance.py and below.
+    text = re.sub("<!-- docs.*?<!-- end -->", "", text, flags=re.DOTALL)
     assert len(re.findall(GAIN, text)) > least
     assert wrong(text, measured) == []
 
@@ -126,9 +163,39 @@ def test_a_page_says_what_was_measured(measured, page, least):
         ("−1.81 ± 0.13", "−1.81 ± 0.31"),
         ("(detectable 0.44", "(detectable 0.34"),
         ("(detectable 0.10, 0.26", "(detectable 0.10, 0.25"),
+        ("0.55 [0.51, 0.60]", "0.55 [0.51, 0.61]"),
+        ("−0.06 [−0.30, +0.18]", "+0.06 [−0.30, +0.18]"),
     ],
 )
 def test_another_number_would_be_seen(measured, number, other):
     page = (DOCS / "does_bam_help.md").read_text(encoding="utf-8")
     assert number in page
     assert wrong(page.replace(number, other), measured)
+
+
+def test_the_short_tables_are_those_of_the_files_and_a_page_shows_each():
+    shown = [
+        name
+        for page in DOCS.glob("*.md")
+        for name in pages.FILE.findall(page.read_text(encoding="utf-8"))
+    ]
+    for name, table in summaries.TABLES.items():
+        path = summaries.FOLDER / f"{name}.md"
+        assert path.read_text(encoding="utf-8") == table(), f"{name}: scripts.paper.summaries"
+        assert str(path.relative_to(DOCS.parent)) in shown
+
+
+def test_a_short_table_has_the_numbers_of_the_table_that_it_shortens():
+    """Row by row, with the tables that the studies' own commands wrote."""
+    whole = (RESULTS / "benchmark/benchmark.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in whole.splitlines()[2:]]
+    at_two = {(row[0], row[2]): row[8] for row in rows if row[1] == "2"}
+    short = [line.split("|")[1:-1] for line in summaries.TABLES["gains"]().splitlines()[2:]]
+    found = 0
+    for method, _, *gained in short:
+        for data, gain in zip(summaries.DATA, gained, strict=True):
+            expected = at_two.pop((data, method.strip()), "not run")
+            assert gain.strip() == expected
+            found += expected != "not run"
+    assert found > 30
+    assert set(at_two.values()) == {"–"}  # DP-SGD itself

@@ -1,0 +1,254 @@
+"""Writes the short tables of finished studies, from the numbers that are kept.
+
+python -m scripts.paper.summaries
+
+The tables are docs/results/summaries/NAME.md; `python -m scripts.lib.pages` puts them into pages.
+"""
+
+import csv
+import json
+import statistics
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bam import files, tables
+from bam.cli import command
+from bam.sweep import comparison
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+FOLDER = DOCS / "results/summaries"
+# The benchmark's data sets, and how pages name them.
+DATA = {"features": "CIFAR-10 features", "mnist": "MNIST", "pixels": "CIFAR-10 images"}
+ALTERNATIVES = ("dp_sgd_4", "dp_sgd_2", "banded", "random_allocation", "views", "bam_sam")
+Effects = Mapping[str, Mapping[str, Mapping[str, str]]]  # method -> quantity -> row of the file
+
+# The names of the benchmarks' rows, in the order of their tables.
+LABELS = {
+    "dp_sgd_4": "DP-SGD, batch × 4",
+    "dp_sgd_3": "DP-SGD, batch × 3",
+    "dp_sgd_2": "DP-SGD, batch × 2",
+    "banded": "Banded noise",
+    "random_allocation": "Random allocation",
+    "views": "4 views",
+    "mixself": "4 views, 4 mixtures",
+    "bam_sam": "BAM (SAM)",
+    "bam_sam_4": "BAM (SAM), batch × 4",
+    "bam_views": "BAM (SAM), 4 views",
+    "bam_exact": "BAM (exact)",
+    "schedule": "BAM, λ falls to 0",
+    "dp_sat": "DP-SAT",
+    "automatic": "Automatic clipping",
+    "psac": "DP-PSAC",
+    "slaclip": "SlaClip",
+    "adaptive": "Adaptive clipping",
+    "adam_bc": "DP-AdamBC",
+    "low_pass": "Low-pass filter",
+    "scale": "Scale, then privatise",
+    "disk": "DiSK",
+    "norm_last": "Normalisation last",
+}
+
+
+def gains(methods: Collection[str]) -> str:
+    """Gains of the benchmark's methods at ε = 2 on all data sets, and times."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in _read("benchmark/benchmark_rows.json")["rows"]:
+        if row["epsilon"] == 2:
+            found.setdefault(row["method"], {})[row["data"]] = row
+    lines = []
+    for method, label in LABELS.items():
+        by_data = found.get(method)
+        if by_data and method in methods:
+            times = [row["slowdown"] for row in by_data.values()]
+            low, high = f"{min(times):.1f}", f"{max(times):.1f}"
+            gained = [by_data.get(data, {"gain": None})["gain"] for data in DATA]
+            cells = [tables.interval(gain, "+.2f") for gain in gained]
+            lines.append([label, low if low == high else f"{low} to {high}", *cells])
+    return _markdown(["at ε = 2", "time ×", *DATA.values()], lines)
+
+
+def bias_methods() -> str:
+    """Gain, bias and time of the methods that claim less bias."""
+    lines = []
+    for row in _read("bias_benchmark.json")["rows"]:
+        gain = row["gain"] and tables.interval(row["gain"], "+.2f")
+        share, cosine = (
+            f"{row['bias'][f'against_plain/{x}']['mean']:.2f}" for x in ("relative_bias", "cosine")
+        )
+        label = LABELS.get(row["name"], "DP-SGD")
+        lines.append([label, gain or "–", share, cosine, f"{row['time']:.1f}"])
+    return _markdown(["method", "gain, points", "‖bias‖/‖ĝ‖", "cosine", "time ×"], lines)
+
+
+def bias_in_training() -> str:
+    """A small network's bias and gradient over DP-SGD's: in training, at DP-SGD's last weights."""
+    lines = []
+    at_the_end = _effects("lambda_end")
+    for method, by_quantity in _effects("figure2_effects").items():
+        if method != "DP-SGD":
+            ratios = [_ratio(by_quantity[name]) for name in ("bias_norm", "gradient_norm")]
+            lines.append([method, *ratios, _ratio(at_the_end[method]["bias_norm"])])
+    return _markdown(["over DP-SGD's", "‖bias‖", "‖ĝ‖", "‖bias‖ at the same weights"], lines)
+
+
+def bias_and_batches() -> str:
+    """Bias of runs that were trained with each batch size on features."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    with (DOCS / "figures/scattering/batches.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            scale = 100 if row["quantity"] == "test_accuracy" else 1
+            values = [scale * float(row[f"seed {seed}"]) for seed in range(3)]
+            found[row["method"], row["batch size"], row["quantity"]] = values
+    lines = []
+    for size in dict.fromkeys(size for _, size, _ in found):
+        means = {x: statistics.mean(found["DP-SGD", size, x]) for x in DIRECTION}
+        accuracies = [found[method, size, "test_accuracy"] for method in ("BAM (SAM)", "DP-SGD")]
+        gain = comparison.estimate([a - b for a, b in zip(*accuracies, strict=True)])
+        cells = [DIRECTION[x].format(mean) for x, mean in means.items()]
+        gained = tables.interval(comparison.as_json(gain), "+.2f")
+        lines.append([f"{int(size):,}", *cells, gained])
+    headings = ["batch", "‖bias‖", "‖bias‖/‖ĝ‖", "cosine", "accuracy, %", "BAM's gain, points"]
+    return _markdown(headings, lines)
+
+
+# The quantities of DP-SGD's columns, and how they are written.
+DIRECTION = {
+    "bias_norm": "{:.2f}",
+    "relative_bias": "{:.2f}",
+    "cosine": "{:.3f}",
+    "test_accuracy": "{:.1f}",
+}
+
+
+def resnet9() -> str:
+    """Accuracy of a ResNet-9 of width 16 in 150 steps, beside DP-SGD of the same seeds."""
+    rows = {
+        label: _by_seed(path, method)
+        for label, (path, method) in {
+            "DP-SGD, batches of 1024": ("cifar10_medium", "dp_sgd"),
+            "BAM, batches of 1024": ("cifar10_medium", "bam_sam"),
+            "BAM at DP-SGD's learning rate": ("cifar10_medium/one_rate", "bam_sam"),
+            "DP-SGD, batches of 2048": ("cifar10_medium/double", "dp_sgd"),
+        }.items()
+    }
+    [mirrored] = _read("cifar10_medium/mirrored.json")["rows"]
+    rows["DP-SGD, kernels tied over mirrorings"] = dict(
+        zip(mirrored["seeds"], mirrored["accuracies"], strict=True)
+    )
+    base = rows["DP-SGD, batches of 1024"]
+    lines = []
+    for label, values in rows.items():
+        accuracy = comparison.as_json(comparison.estimate([*values.values()]))
+        gain = comparison.as_json(comparison.paired_difference(values, base))
+        gained = "–" if values is base else tables.interval(gain, "+.2f")
+        lines.append([label, str(len(values)), tables.interval(accuracy, ".2f"), gained])
+    return _markdown(["150 steps at ε = 2", "seeds", "accuracy, %", "gain, points"], lines)
+
+
+def logistic() -> str:
+    """Accuracy with clipped gradients and with clipped inputs."""
+    rows = {row["label"]: row for row in _read("logistic.json")["rows"]}
+    lines = []
+    for label, row in rows.items():
+        clipped, _, epsilon = label.partition(" ε=")
+        if clipped == "gradients":
+            other = rows[f"inputs ε={epsilon}"]
+            values = [tables.interval(x["accuracy"], ".2f") for x in (row, other)]
+            lines.append([epsilon, *values, tables.interval(other["gain"], "+.2f")])
+    return _markdown(["ε", "clipped gradients, %", "clipped inputs, %", "difference"], lines)
+
+
+def banded() -> str:
+    """Gain of banded noise over independent noise, of DP-SGD and of BAM."""
+    settings = {
+        "digits": "digits, ε = 3, NAdam",
+        "digits_sgd": "digits, ε = 8, SGD",
+        "mnist": "MNIST features, ε = 3, SGD",
+        "cifar10": "CIFAR-10 features, ε = 8, SGD",
+    }
+    lines = []
+    for name, label in settings.items():
+        found: dict[int, dict[str, Any]] = {}
+        for row in _read(f"correlated/{name}.json"):
+            if row["bands"] > 1:
+                found.setdefault(row["bands"], {})[row["method"]] = row
+        for bands, by_method in found.items():
+            ours = by_method["dp_sgd"]
+            gained = [tables.interval(x["gain"], "+.2f") for x in by_method.values()]
+            noise = f"{ours['noise_in_sums']:.2f}"
+            lines.append([label, str(len(ours["seeds"])), str(bands), noise, *gained])
+    headings = ["setting", "seeds", "bands", "noise in sums", "gain of DP-SGD", "gain of BAM (SAM)"]
+    return _markdown(headings, lines)
+
+
+def starts() -> str:
+    """Gain of runs that begin with BAM, or at a flat place."""
+    labels = {
+        "bam_first": "BAM in the first 50 steps, then DP-SGD",
+        "flat": "start from weights that SAM trained on drawn images",
+        "plain": "start from weights of plain training on the same images",
+    }
+    rows = {
+        (row["label"].split()[0], epsilon): row
+        for epsilon in (1, 2)
+        for row in _read(f"starts/epsilon{epsilon}.json")["rows"]
+    }
+    lines = []
+    for name, label in labels.items():
+        one, two = (rows.get((name, epsilon)) for epsilon in (1, 2))
+        gained = [tables.interval(row and row["gain"], "+.2f") for row in (two, one)]
+        lines.append([label, *gained])
+    return _markdown(["", "gain at ε = 2", "gain at ε = 1"], lines)
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "gains": lambda: gains(LABELS),
+    "alternatives": lambda: gains(ALTERNATIVES),
+    "bias_methods": bias_methods,
+    "bias_in_training": bias_in_training,
+    "bias_and_batches": bias_and_batches,
+    "resnet9": resnet9,
+    "logistic": logistic,
+    "banded": banded,
+    "starts": starts,
+}
+
+
+def _by_seed(name: str, method: str) -> dict[int, float]:
+    """Seed -> accuracy in %, of a method of a table of one data set at one ε."""
+    [row] = (x for x in _read(f"{name}/table1.json")["rows"] if x["method"] == method)
+    return dict(zip(row["seeds"], row["accuracies"], strict=True))
+
+
+def _effects(name: str) -> Effects:
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    with (DOCS / f"figures/{name}.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            found.setdefault(row["method"], {})[row["quantity"]] = row
+    return found
+
+
+def _ratio(row: Mapping[str, str]) -> str:
+    effect, low, high = (float(row[x]) for x in ("effect", "low", "high"))
+    return f"{effect:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _read(name: str) -> Any:
+    return json.loads((DOCS / "results" / name).read_text(encoding="utf-8"))
+
+
+def _markdown(headings: Sequence[str], lines: Sequence[list[str]]) -> str:
+    return tables.markdown(tables.text(*headings), lines)
+
+
+def main() -> None:
+    """Writes every table."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, table in TABLES.items():
+        files.write_text(FOLDER / f"{name}.md", table())
+
+
+if __name__ == "__main__":
+    command.run_script(main)
