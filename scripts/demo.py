@@ -3,8 +3,8 @@
 python -m scripts.demo                                      (make demo, once .venv is there)
 
 It trains logistic regression on scikit-learn's digits with 10 seeds, and writes a table and a
-picture. Its learning rates and λ are the best of docs/demo/settings.json, a search at the tag
-`archive-0.2.0` with other seeds, on training images that were set aside.
+picture. Its learning rates and λ are the best of docs/demo/settings.json, a search at commit
+1eb7a78 with other seeds, on training images that were set aside.
 """
 
 from collections.abc import Sequence

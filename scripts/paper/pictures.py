@@ -2,8 +2,8 @@
 
 python -m scripts.paper.pictures
 
-It draws three pictures of docs/figures/site/; the others there are of studies that ended, and were
-drawn at the tags `archive-0.2.0` and `archive-0.3`. It also draws again the pictures of clipping
+It draws four pictures of docs/figures/site/; the others there are of studies that ended, and were
+drawn at the commits 1eb7a78 and 1b935bb. It also draws again the pictures of clipping
 bias, beside their CSV files. `scripts.paper.figures` made those of figures 2 and 4 to 6; earlier
 versions made `lambda`, `scattering/batches` and `bias_accuracy`.
 """

@@ -240,7 +240,9 @@ def _read(name: str) -> Any:
 
 
 def _markdown(headings: Sequence[str], lines: Sequence[list[str]]) -> str:
-    return tables.markdown(tables.text(*headings), lines)
+    """A table whose negative numbers have a minus sign, as in the text of pages."""
+    signed = [["−" + cell[1:] if cell.startswith("-") else cell for cell in row] for row in lines]
+    return tables.markdown(tables.text(*headings), signed)
 
 
 def main() -> None:
