@@ -288,7 +288,7 @@ def test_every_bit_of_a_seed_counts_and_streams_differ():
 
 
 def test_the_table_of_keys_is_whole():
-    page = Path("docs/privacy.md").read_text()
+    page = Path("docs/pitfalls.md").read_text()
     assert list(KEY_LABELS) == re.findall(
         r"^\| `([^`]+)` \| .* \| (?:ChaCha20|JAX) \|$", page, re.M
     )
