@@ -56,3 +56,20 @@ def test_files_that_a_page_of_the_guarantee_names_exist(name):
     assert named
     for path in named:
         assert (ROOT / path).exists() or (ROOT / "bam" / path).exists(), path
+
+
+def test_the_lines_of_a_statement_that_a_publisher_is_pointed_to_are_there():
+    goldens = ROOT / "tests" / "golden"
+    statement = (goldens / "example_poisson.md").read_text(encoding="utf-8")
+    searched = (goldens / "private_search.md").read_text(encoding="utf-8")
+    text = (DOCS / "publish.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| [^|]+ \| ([^|]+) \| [^|]+ \|$", text, re.MULTILINE)
+    quoted = {words for cell in cells for words in re.findall(r'"([^"]+)"', cell)}
+    assert len(quoted) >= 8
+    assert {words for words in quoted if words not in statement} == set()
+    for fact in ("accountant", "sampling", "noise", "steps begun", "unit of privacy", "adjacency"):
+        assert f"| {fact}" in statement
+    assert "| E[K]" in searched and "| η" in searched
+    for question in ("trust model", "side channels"):
+        assert f"| {question} |" in statement
+    assert statement.count("not known to this file") >= 3
