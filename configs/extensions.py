@@ -42,6 +42,14 @@ EXTENSIONS = {
         },
     ),
     "scale": ("dp_sgd", {"clip": {"name": "examples.scale_then_privatize:clip", "floor": 0.01}}),
+    "lookahead": (
+        "dp_sgd",
+        {"optimizer": {"name": "examples.eval_params:lookahead", "learning_rate": 1.0}},
+    ),
+    "schedule_free": (
+        "dp_sgd",
+        {"optimizer": {"name": "examples.eval_params:schedule_free", "learning_rate": 1.0}},
+    ),
     "low_pass": ("dp_sgd", {"optimizer": {"name": "examples.low_pass:adam", "decay": 0.9}}),
     "smoothing": (
         "dp_sgd",

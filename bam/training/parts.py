@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,28 @@ class Optimizer:
     def update(self, grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         """Returns the update of the weights, and the next state."""
         return self.transform().update(grads, state, params)
+
+
+@program.record
+class EvaluatedOptimizer:
+    """An optimizer whose weights are evaluated and released elsewhere than where it steps from.
+
+    For example `EvaluatedOptimizer(*schedule_free(…), schedule_free_eval_params)` of optax.contrib.
+
+    Attributes:
+      init, update: those of an optax transform.
+      eval_params: `(state, params) -> params`, the weights to evaluate and to release; they may use
+        the optimizer's state, which is post-processing of the private gradients.
+    """
+
+    init: Callable[..., PyTree]
+    update: Callable[..., tuple[PyTree, PyTree]]
+    eval_params: Callable[[PyTree, PyTree], PyTree]
+
+    def __post_init__(self) -> None:
+        """Makes the functions pytrees."""
+        for name, fn in vars(self).copy().items():
+            vars(self)[name] = program.as_partial(fn)
 
 
 def schedule_of(section: ConfigDict, plan: PrivacyPlan) -> Schedule:

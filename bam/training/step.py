@@ -35,7 +35,8 @@ class TrainState(NamedTuple):
 
     Attributes:
       params: the trained weights θ; `averaged` has no frozen weights either.
-      averaged: exponential moving average of the weights (the weights themselves without EMA).
+      averaged: the weights to evaluate and release: those that the optimizer is evaluated at (θ,
+        unless it has `eval_params`), or their exponential moving average.
       opt_state: the optimizer's state.
       private: the state of the private gradient, with the noise key and the last private gradient.
       augment_key: the key of all random views; the step and a row's place are folded into it.
@@ -133,7 +134,9 @@ def descend(
     """Updates the weights, and then their average, in a state whose step is counted already."""
     updates, opt_state = optimizer.update(gradient, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    averaged = _average(state.averaged, params, state.step - 1, ema_decay)
+    eval_params = getattr(optimizer, "eval_params", None)
+    evaluated = eval_params(opt_state, params) if eval_params else params
+    averaged = _average(state.averaged, evaluated, state.step - 1, ema_decay)
     return state._replace(params=params, averaged=averaged, opt_state=opt_state)
 
 
