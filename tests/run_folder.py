@@ -123,7 +123,7 @@ def write_records(
     config.dataset.path, config.diagnostics.every = SECRET_PATH, int(diagnosed)
     plan = make_plan(
         num_examples=1437, expected_batch_size=256, num_steps=4, delta=1.4e-5,
-        target_epsilon=2.34567 if private else float("inf"), accountant="rdp",
+        epsilon=2.34567 if private else float("inf"), accountant="rdp",
     )  # fmt: skip
     rows = []
     for step in range(begun + 1):

@@ -26,7 +26,7 @@ SEARCH = {"target_epsilon": 1.0, **SHORT}
 loose = pytest.mark.filterwarnings("ignore::bam.privacy.pld.LooseBoundWarning")
 ACCOUNTANTS = ["pld", "rdp", "gdp"]
 PLAN = {"num_examples": 1000, "expected_batch_size": 100, "num_steps": 20, "delta": 1e-5}
-PLAN |= {"target_epsilon": 2.0, "accountant": "rdp"}
+PLAN |= {"epsilon": 2.0, "accountant": "rdp"}
 
 
 # Goldens.
@@ -122,7 +122,7 @@ REFUSED = [  # the call, what is right, and what is refused, each by its name
     (bam.make_plan, PLAN, "num_examples", [0]),
     (bam.make_plan, PLAN, "expected_batch_size", [0, 1001]),
     (bam.make_plan, PLAN, "num_steps", [0]),
-    (bam.make_plan, PLAN, "target_epsilon", [0.0, NAN]),
+    (bam.make_plan, PLAN, "epsilon", [0.0, NAN]),
     (bam.make_plan, PLAN, "delta", [0.0, 1e-3, NAN]),  # 1e-3 is 1/N
     (bam.make_plan, PLAN, "accountant", ["gdp", "moments"]),
 ]
@@ -267,7 +267,7 @@ KEYS = (  # of a plan in the plan.json of a run: other programs read them
 
 @pytest.mark.parametrize("target", [2.0, math.inf])
 def test_a_plan_is_strict_json_of_these_keys_and_comes_back_whole(target):
-    plan = bam.make_plan(**PLAN | {"target_epsilon": target})
+    plan = bam.make_plan(**PLAN | {"epsilon": target})
     assert len(dataclasses.fields(plan)) <= 12
     back = json.loads(json.dumps(plan.to_json(), allow_nan=False))
     assert " ".join(sorted(back)) == KEYS
@@ -276,7 +276,7 @@ def test_a_plan_is_strict_json_of_these_keys_and_comes_back_whole(target):
 
 
 def test_an_infinite_target_plans_no_noise_and_says_so():
-    plan = bam.make_plan(**PLAN | {"target_epsilon": math.inf})
+    plan = bam.make_plan(**PLAN | {"epsilon": math.inf})
     assert (plan.noise_multiplier, plan.epsilon) == (0.0, math.inf)
     assert "NOT PRIVATE" in plan.describe()
     assert "NOT PRIVATE" not in bam.make_plan(**PLAN).describe()
@@ -293,8 +293,7 @@ def shown(plan):
 @pytest.mark.parametrize("delta", [1e-5, 1.4e-5, 7.7777e-6, 1 / 123457])
 def test_a_plan_in_words_is_no_stronger_claim_than_the_plan(target, delta):
     plan = bam.make_plan(
-        **PLAN
-        | {"target_epsilon": target, "delta": delta, "num_examples": 999, "accountant": "rdp"}
+        **PLAN | {"epsilon": target, "delta": delta, "num_examples": 999, "accountant": "rdp"}
     )
     epsilon, printed_delta, q, sigma = shown(plan)
     assert plan.epsilon <= epsilon < 1.002 * plan.epsilon

@@ -454,7 +454,7 @@ def by_train(folder, seed):
 
 
 def by_an_own_loop(folder, seed):
-    bands = {"mechanism": "banded", "mechanism_options": {"bands": 3}}
+    bands = {"mechanism": {"name": "banded", "bands": 3}}
     private, tx, tree = own_loop.begin(seed=seed, **bands)
     private.save(folder, own_loop.take(private, tx, tree, 2))
     private.close()

@@ -160,7 +160,7 @@ def test_a_learning_rate_per_clip_norm_takes_steps_in_units_of_it():
     section = cifar10_scattering.get_config("dp_sgd").optimizer
     grads = np.array([2.0, -4.0], np.float32)
     plan = bam.make_plan(
-        num_examples=1000, expected_batch_size=100, num_steps=10, target_epsilon=3.0, delta=1e-5,
+        num_examples=1000, expected_batch_size=100, num_steps=10, epsilon=3.0, delta=1e-5,
         accountant="rdp",
     )  # fmt: skip
     for clip_norm in (2.0, 8.0):

@@ -40,7 +40,7 @@ def of_four_bands(num_examples, batch_size):
 
 
 PLAN = make_plan(
-    num_examples=1000, expected_batch_size=100, num_steps=20, target_epsilon=2.0, delta=1e-5,
+    num_examples=1000, expected_batch_size=100, num_steps=20, epsilon=2.0, delta=1e-5,
     accountant="rdp",
 )  # fmt: skip
 CLIP_NORM = 0.5

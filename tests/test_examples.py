@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from optax.contrib import schedule_free_eval_params
 
 from bam import models, named
 from bam.data import datasets
 from bam.training import config as base
 from bam.training import loading, loop, parts
 from configs import extensions
-from examples import with_equinox, with_flax, with_jax_privacy
+from examples import with_equinox, with_flax, with_jax_privacy, with_train_state
 from examples.own_images import walk
 from examples.some_classes import some_classes
-from tests.cases import Command, refused, run_command, tiny_digits
+from tests.cases import Command, assert_same_bits, refused, run_command, tiny_digits
 
 
 def test_jax_privacys_clipped_sum_of_bam_gradients_is_ours():
@@ -25,6 +26,12 @@ def test_jax_privacys_clipped_sum_of_bam_gradients_is_ours():
 
 def test_a_plain_flax_loop_learns_digits():
     assert with_flax.main() > 0.75
+
+
+@pytest.mark.parametrize("train", [with_train_state.linen, with_train_state.with_nnx])
+def test_flax_keeps_its_own_state_behind_the_private_gradient(train):
+    accuracy, losses = train()
+    assert accuracy > 0.85 and np.mean(losses[-5:]) < 0.2 * losses[0]
 
 
 def test_an_equinox_model_is_trained():
@@ -277,3 +284,17 @@ def test_a_module_of_ones_own_that_does_not_run_is_one_line_with_its_place(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=f"cannot be imported: .*{name}.py, {re.escape(place)}"):
         named.imported("clip", f"{name}:clip")
+
+
+def test_weights_are_evaluated_and_released_where_the_optimizer_says(tmp_path):
+    for name, expected in (
+        ("lookahead", lambda state: state.opt_state[1]),
+        ("schedule_free", lambda s: schedule_free_eval_params(s.opt_state, s.params)),
+    ):
+        trainer = loop.build(tiny(name))
+        result = loop.train(trainer, 0, tmp_path / name)
+        released, there = loop.whole_model(result.state), expected(result.state)
+        assert_same_bits(released, there)
+        accuracy = loop.evaluate(trainer, there)["test_accuracy"]
+        elsewhere = loop.evaluate(trainer, result.state.params)["test_accuracy"]
+        assert result.summary["test_accuracy"] == accuracy != elsewhere

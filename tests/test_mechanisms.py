@@ -9,10 +9,9 @@ import pytest
 import bam
 from bam.part_table import Part
 from bam.privacy import mechanisms
-from bam.privacy.plan import Population
 
 PLAN = {"num_examples": 1000, "expected_batch_size": 40, "num_steps": 20, "delta": 1e-5}
-PLAN |= {"target_epsilon": 2.0, "accountant": "rdp"}
+PLAN |= {"epsilon": 2.0, "accountant": "rdp"}
 TRIALS = {"trials_mean": 3.0, "trials_shape": 1.0, "score_noise_multiplier": 8.0}
 
 
@@ -62,11 +61,11 @@ def test_a_mechanism_brings_what_no_plan_of_it_may_be(monkeypatch):
     part = Part("tests.test_mechanisms:for_examples_by_rdp")
     monkeypatch.setitem(mechanisms.MECHANISMS, "mine", part)
     by_rdp = PLAN | {"mechanism": "mine", "accountant": "rdp"}
-    users = {"num_examples": Population(1000, group_size=2)}
+    users = {"group_size": 2}
     for changes, message in (
         ({"accountant": "pld"}, "not of example, pld, True"),
         (users, "not of user, rdp, True"),
-        ({"target_epsilon": math.inf}, "not of example, rdp, False"),
+        ({"epsilon": math.inf}, "not of example, rdp, False"),
     ):
         with pytest.raises(bam.InputError, match=message):
             bam.make_plan(**by_rdp | changes)
@@ -79,7 +78,7 @@ def test_a_mechanism_brings_what_no_plan_of_it_may_be(monkeypatch):
 @pytest.mark.parametrize("name", sorted(mechanisms.MECHANISMS.keys() - {"best_of_trials"}))
 def test_a_plan_without_privacy_asks_no_accountant_of_its_mechanism(name):
     size = 1000 if name == "full_batch" else 40
-    without = PLAN | {"target_epsilon": math.inf, "expected_batch_size": size}
+    without = PLAN | {"epsilon": math.inf, "expected_batch_size": size}
     options = {"bands": 2} if name == "banded" else {}
     plan = bam.make_plan(**without, mechanism={"name": name, **options})
     assert (plan.epsilon_after(0), plan.epsilon_after(20)) == (0, math.inf)

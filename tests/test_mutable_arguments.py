@@ -122,7 +122,7 @@ def as_it_is(value):
 COUNTS = {"num_examples": (120, 60), "batch_size": (10, 20)}
 PLANNED = {
     **{"num_examples": (120, 60), "expected_batch_size": (10, 20), "num_steps": (4, 8)},
-    **{"target_epsilon": (2.0, 3.0), "delta": (1e-3, 1e-4)},
+    **{"epsilon": (2.0, 3.0), "delta": (1e-3, 1e-4)},
     "mechanism": ({"name": "banded", "bands": 2}, {"name": "banded", "bands": 3}),
 }
 STEPS = {"sampling_prob": (0.1, 0.2), "num_steps": (4, 8), "delta": (1e-3, 1e-4)}
@@ -184,9 +184,9 @@ PUBLIC = {
         {
             **{"num_examples": (120, 60), "expected_batch_size": (10, 20), "num_epochs": (1, 2)},
             **{"epsilon": (2.0, 3.0), "delta": (1e-3, 1e-4), "num_examples_given": (False, True)},
-            "mechanism_options": ({"bands": 2}, {"bands": 3}),
+            "mechanism": PLANNED["mechanism"],
         },
-        {"clip": bam.clip_by_l2_norm(1.0), "accountant": "rdp", "mechanism": "banded"},
+        {"clip": bam.clip_by_l2_norm(1.0), "accountant": "rdp"},
     ),
 }  # fmt: skip
 # Of what is public beside `bam.__all__`, and of the tables of a config.
@@ -253,7 +253,7 @@ WITHIN = {
 }  # fmt: skip
 CASES = {**PUBLIC, **WITHIN}
 PLAN = bam.make_plan(
-    num_examples=120, expected_batch_size=10, num_steps=4, target_epsilon=2.0, delta=1e-3,
+    num_examples=120, expected_batch_size=10, num_steps=4, epsilon=2.0, delta=1e-3,
     accountant="rdp",
 )  # fmt: skip
 # Names that keep no number: each with the reason.
@@ -547,14 +547,14 @@ def test_a_plan_cannot_be_written_to_and_copies_of_it_are_equal():
 def test_an_option_of_a_mechanism_is_a_number_a_text_or_none(bad):
     with pytest.raises(ValueError, match=r"^mechanism.bands must be "):
         bam.make_plan(
-            num_examples=120, expected_batch_size=10, num_steps=4, target_epsilon=2.0, delta=1e-3,
+            num_examples=120, expected_batch_size=10, num_steps=4, epsilon=2.0, delta=1e-3,
             mechanism={"name": "banded", "bands": bad},
         )  # fmt: skip
 
 
 def test_plans_of_numbers_of_numpy_are_those_of_python_s_numbers():
     given = {"num_examples": 120, "expected_batch_size": 10, "num_steps": 4, "delta": 1e-3}
-    given |= {"target_epsilon": 2.0, "accountant": "rdp"}
+    given |= {"epsilon": 2.0, "accountant": "rdp"}
     plans = [
         bam.make_plan(**{k: kind(x) if k != "accountant" else x for k, x in given.items()})
         for kind in (lambda x: x, np.array, jnp.asarray, lambda x: np.array(x)[()])

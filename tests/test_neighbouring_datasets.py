@@ -20,7 +20,6 @@ from bam.data.datasets import Dataset, Split
 from bam.data.stream import StoredImages
 from bam.privacy import accounting, pld, statement, tradeoff
 from bam.privacy.mechanisms import ADJACENCIES
-from bam.privacy.plan import Population
 from bam.training import examples, loop
 from configs import digits
 from tests.cases import recomputed, thoroughly, without_mu
@@ -28,7 +27,7 @@ from tests.cases import recomputed, thoroughly, without_mu
 RNG = np.random.default_rng(0)
 PLAN = {
     "num_steps": 20,
-    "target_epsilon": 2.0,
+    "epsilon": 2.0,
     "delta": 1e-5,
     "accountant": "rdp",
 }
@@ -288,8 +287,8 @@ def test_a_record_of_the_last_version_is_refused_and_one_of_this_says_who_neighb
     old["adjacency"] = "add_or_remove_one"
     with pytest.raises(ValueError, match=r"records of bam 0\.1 and 0\.2 are no longer read"):
         bam.PrivacyPlan.from_json(old)
-    given = Population(1000, num_examples_given=True)
-    new = bam.make_plan(num_examples=given, expected_batch_size=batch_size, **PLAN)
+    settings = {"expected_batch_size": batch_size, "num_examples_given": True, **PLAN}
+    new = bam.make_plan(num_examples=1000, **settings)
     assert bam.PrivacyPlan.from_json(new.to_json()) == new
     assert new.adjacency == "add_or_remove_one" and new.epsilon == plan.epsilon
     # The stronger claim needs the constant.
@@ -383,8 +382,7 @@ def row_of(text, name):
 def test_a_statement_says_the_neighbours_that_hold():
     settings = {"num_examples": 1000, "expected_batch_size": 40, **PLAN}
     counted = fields_of(without_mu(bam.make_plan(**settings)))
-    settings["num_examples"] = Population(1000, num_examples_given=True)
-    given = fields_of(without_mu(bam.make_plan(**settings)))
+    given = fields_of(without_mu(bam.make_plan(**settings, num_examples_given=True)))
     for fields, is_given, adjacency in (
         (counted, False, "zero_out"),
         (given, True, "add_or_remove_one"),

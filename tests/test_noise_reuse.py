@@ -807,9 +807,7 @@ def transforms(**changes):
     return bam.privatize(CLIP, 1.0, 4, bam.secret_key(), strategy), private.gradient(ORACLE)
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"mechanism": "banded", "mechanism_options": {"bands": 2}}]
-)
+@pytest.mark.parametrize("changes", [{}, {"mechanism": {"name": "banded", "bands": 2}}])
 def test_asking_for_the_structure_of_a_state_is_no_init(changes):
     others = transforms(**changes)
     for tx, other in zip(transforms(**changes), others, strict=True):

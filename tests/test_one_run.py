@@ -95,7 +95,7 @@ def test_scores_do_not_tie_however_unlikely_a_canary_was_in_any_batch(sampling_p
         num_examples=1000,
         expected_batch_size=round(1000 * sampling_prob),
         num_steps=num_steps,
-        target_epsilon=3.0,
+        epsilon=3.0,
         delta=1e-5,
         accountant="rdp",
     )

@@ -177,7 +177,7 @@ def test_a_sum_with_noise_has_its_rows_at_drawn_places():
 def test_positions_cost_few_more_rows_than_packing(size, most):
     """At the paper's batch, 4096 of 50,000: rows at the fullest place over those when packed."""
     plan = make_plan(
-        num_examples=50_000, expected_batch_size=4096, num_steps=900, target_epsilon=2.0,
+        num_examples=50_000, expected_batch_size=4096, num_steps=900, epsilon=2.0,
         delta=1e-5, accountant="rdp",
     )  # fmt: skip
     random = np.random.default_rng(0)
@@ -192,7 +192,7 @@ def test_positions_cost_few_more_rows_than_packing(size, most):
 
 def test_the_overflow_of_all_steps_is_a_thousandth_of_delta_and_is_accounted():
     plan = make_plan(
-        num_examples=50_000, expected_batch_size=4096, num_steps=900, target_epsilon=2.0,
+        num_examples=50_000, expected_batch_size=4096, num_steps=900, epsilon=2.0,
         delta=1e-5, accountant="rdp",
     )  # fmt: skip
     others_fill = stats.binom.sf(plan.capacity - 1, 50_000, plan.sampling_prob)

@@ -17,7 +17,6 @@ import pytest
 import bam
 from bam.core import pytree
 from bam.privacy import statement
-from bam.privacy.plan import Population
 from tests import cases
 from tests.cases import assert_same_bits, mlp_batch, mlp_loss, mlp_params, recomputed, thoroughly
 
@@ -63,7 +62,8 @@ def test_rows_of_jax_and_of_numpy_are_the_same_and_epsilon_is_that_of_the_batche
         np.testing.assert_array_equal(ours.examples, theirs.examples)
     assert private.steps_begun == private.plan.num_steps == 5
     assert private.epsilon_spent == private.plan.epsilon <= 3
-    assert list(private.batches(DATA)) == [] and private.steps_begun == 5  # it is used up
+    with pytest.warns(UserWarning, match="all 5 steps"):
+        assert list(private.batches(DATA)) == [] and private.steps_begun == 5
 
 
 def steps_of(private):
@@ -92,19 +92,22 @@ def test_a_plan_with_an_argument_that_it_fixes_and_too_few_arguments_are_refused
     given = {
         **{"num_examples": N, "expected_batch_size": 12, "num_epochs": 1, "epsilon": 3.0},
         **{"delta": 1e-3, "accountant": "rdp", "mechanism": "banded", "group_size": 2},
-        **{"mechanism_options": {"bands": 2}, "num_examples_given": True},
+        "num_examples_given": True,
     }
     plan, clip = training().plan, bam.clip_by_l2_norm(1.0)
     for name, value in given.items():
         refuse = functools.partial(bam.PrivateTraining, plan=plan, clip=clip, **{name: value})
         cases.refused(f"^plan= fixes {name}: leave them out$", refuse)
-    message = "^a PrivateTraining needs num_examples, num_epochs, epsilon, delta, or a plan$"
+    message = (
+        "^a PrivateTraining needs num_examples, delta, num_steps or num_epochs, epsilon or "
+        "noise_multiplier, or a plan$"
+    )
     cases.refused(message, bam.PrivateTraining, clip=clip, expected_batch_size=12)
 
 
 def plan_of(**changes):
     settings = {"num_examples": N, "expected_batch_size": 12, "num_steps": 5, "delta": 1e-3}
-    return bam.make_plan(**settings | {"target_epsilon": 3.0, "accountant": "rdp"} | changes)
+    return bam.make_plan(**settings | {"epsilon": 3.0, "accountant": "rdp"} | changes)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +133,7 @@ def test_a_plan_that_is_none_is_refused():
 
 
 def test_a_training_without_privacy_is_plain_and_never_has_a_statement(tmp_path):
-    plan = plan_of(target_epsilon=math.inf)
+    plan = plan_of(epsilon=math.inf)
     private = bam.PrivateTraining(plan=plan, clip=bam.clip_by_l2_norm(1e-3), seed=0)
     (gradient, *_), batch = steps_of(private), plan.batch(0, 1)
     rows = DATA[batch.indices[batch.mask]]
@@ -144,7 +147,7 @@ def test_a_training_without_privacy_is_plain_and_never_has_a_statement(tmp_path)
 
 def test_a_step_without_privacy_that_was_not_saved_is_taken_again(tmp_path):
     make = functools.partial(
-        bam.PrivateTraining, plan=plan_of(target_epsilon=math.inf), clip=bam.clip_by_l2_norm(1.0),
+        bam.PrivateTraining, plan=plan_of(epsilon=math.inf), clip=bam.clip_by_l2_norm(1.0),
         seed=0, folder=tmp_path,
     )  # fmt: skip
     private = make()
@@ -161,8 +164,8 @@ def test_a_step_without_privacy_that_was_not_saved_is_taken_again(tmp_path):
 
 @pytest.mark.parametrize("begins_with", [True, False])
 def test_users_stay_users_when_a_training_goes_on(tmp_path, begins_with):
-    population = Population(100, group_size=3, num_examples_given=True)
-    plan, ids = plan_of(num_examples=population), np.arange(N) // 2
+    plan = plan_of(num_examples=100, group_size=3, num_examples_given=True)
+    ids = np.arange(N) // 2
 
     def make(has_groups):
         groups = {"groups": ids} if has_groups else {}
@@ -180,6 +183,7 @@ def test_a_batch_and_a_state_of_another_training_are_refused_together():
     cases.refused("another training's", tx.update, batch, state, jnp.zeros(2))
 
 
+@pytest.mark.filterwarnings("ignore:all 40 steps")
 def test_loops_that_share_a_training_get_each_step_with_its_own_batch():
     private = training(num_epochs=8)
     masks = {}
@@ -278,10 +282,10 @@ def test_a_state_cannot_be_made_again_or_traced_and_a_training_not_copied_or_tra
             {"num_examples": 12, "expected_batch_size": 60},
             "exceeds the 12 training examples",
         ),  # l for N
-        ({"epsilon": math.inf}, "epsilon must be positive and finite"),
+        ({"epsilon": 0.0}, "epsilon must be positive, got 0"),
         ({"delta": 0.5}, "below 1/N"),
         ({"clip": optax.identity()}, "has no `sensitivity`"),
-        ({"num_epochs": 0}, "num_steps"),
+        ({"num_epochs": 0}, "num_epochs must be positive and finite, got 0"),
         ({"mechanism": "shuffle"}, "unknown mechanism"),
     ],
 )
@@ -554,3 +558,161 @@ def test_a_gradient_unlike_the_parameters_is_one_line():
     for grads in (lambda p, x: [p], lambda p, x: p[:1]):
         with pytest.raises(ValueError, match="other shapes than the parameters"):
             gradients(jnp.zeros(2), bam.Oracle(lambda p, _: p, grads), DATA)
+
+
+# The length, the noise, and what a loop can see.
+
+
+def test_the_length_is_given_in_steps_or_in_epochs_and_parts_of_them():
+    assert training().plan.num_steps == training().steps_per_epoch == N // 12
+    assert training(num_epochs=0.6).plan.num_steps == 3
+    assert training(num_epochs=2.5).plan.num_steps == 12  # 12.5 to the nearest even number
+    assert training(num_epochs=1e-9).plan.num_steps == 1
+    assert training(num_epochs=None, num_steps=7).plan.num_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_steps": 3}, "^num_steps and num_epochs both set the length"),
+        ({"noise_multiplier": 1.0}, "^epsilon and noise_multiplier both set the noise"),
+        ({"num_epochs": math.inf}, "^num_epochs must be positive and finite, got inf"),
+        ({"num_epochs": -1}, "^num_epochs must be positive and finite, got -1"),
+        ({"epsilon": None, "noise_multiplier": 0.0}, "above 0 and at most 1e6, got 0.0: without"),
+        ({"epsilon": None, "noise_multiplier": math.nan}, "above 0 and at most 1e6, got nan"),
+        ({"epsilon": None, "noise_multiplier": math.inf}, "above 0 and at most 1e6, got inf"),
+    ],
+)
+def test_two_lengths_two_noises_and_numbers_out_of_range_are_refused(changes, message):
+    cases.refused(message, training, **changes)
+
+
+def test_a_training_of_a_given_noise_tells_its_epsilon_and_continues(tmp_path):
+    settings = {"epsilon": None, "noise_multiplier": 1.5, "folder": tmp_path / "run"}
+    private = training(**settings)
+    plan = private.plan
+    by_epsilon = training(epsilon=plan.epsilon).plan
+    assert plan.noise_multiplier == pytest.approx(by_epsilon.noise_multiplier, rel=1e-4) == 1.5
+    steps = {"sampling_prob": plan.sampling_prob, "num_steps": plan.num_steps}
+    told = bam.epsilon(
+        noise_multiplier=1.5, delta=plan.delta - plan.overflow, accountant="rdp", **steps
+    )
+    assert plan.epsilon == told
+    for _ in private.batches(DATA):
+        pass
+    assert private.epsilon_spent == plan.epsilon
+    private.write_statement(tmp_path / "PRIVACY.md", "points")
+    private.close()
+    training(**settings).close()  # the control
+    other = settings | {"noise_multiplier": 1.4}
+    cases.refused("has noise_multiplier = 1.5, but this run has 1.4", training, **other)
+    cases.refused("is above the target", training, folder=tmp_path / "run", epsilon=1e-3)
+
+
+def test_an_infinite_epsilon_trains_without_privacy_and_has_no_statement(tmp_path):
+    private = training(epsilon=math.inf)
+    assert not private.plan.private and private.plan.noise_multiplier == 0
+    assert private.plan == plan_of(epsilon=math.inf)
+    cases.refused("has no PRIVACY.md", private.write_statement, tmp_path / "PRIVACY.md", "points")
+
+
+def test_a_second_pass_over_the_batches_says_that_the_plan_is_used_up(tmp_path):
+    private = training(folder=tmp_path)
+    tx = private.gradient(ORACLE)
+    state = private.restore(tx.init(jnp.zeros(2)))
+    for batch in private.batches(DATA):
+        _, state = tx.update(batch, state, jnp.zeros(2))
+    private.save(tmp_path, state)
+    with pytest.warns(UserWarning, match="all 5 steps of the plan were drawn"):
+        assert list(private.batches(DATA)) == []
+    private.close()
+    # A training that is complete when it is made again has no step left, without a word.
+    assert list(training(folder=tmp_path).batches(DATA)) == []
+
+
+def loss_of(w, example):
+    return 0.5 * jnp.sum((w - example["x"]) ** 2)
+
+
+def length_of(w, example):
+    return jnp.linalg.norm(example["x"])
+
+
+@pytest.mark.parametrize("epsilon", [3.0, math.inf])
+@pytest.mark.parametrize("num_devices", [0, 4])
+def test_a_loop_sees_the_loss_and_norm_of_each_example_and_its_gradient_is_the_same(
+    epsilon, num_devices
+):
+    w, results = jnp.array([0.3, -0.4]), []
+    mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("devices",)) if num_devices else None
+    for asked in ({"loss": loss_of, "length": length_of}, {}, None):
+        private = training(epsilon=epsilon, mesh=mesh)
+        tx = private.gradient(bam.dp_sgd(loss_of), microbatch_size=3, not_private=asked)
+        state = tx.init(w)
+        structure = jax.tree.map(jnp.shape, state)
+        for batch, _ in zip(private.batches({"x": DATA}), range(2), strict=False):
+            gradient, state = tx.update(batch, state, w)
+            assert jax.tree.map(jnp.shape, state) == structure
+        results.append((batch, gradient, state.not_private))
+    (batch, first, figures), (_, second, norms), (_, third, none) = results
+    assert_same_bits(first, second)
+    assert_same_bits(first, third)
+    rows, mask = np.asarray(batch.examples["x"]), batch.mask
+    expected = {
+        "loss": np.where(mask, 0.5 * ((np.asarray(w) - rows) ** 2).sum(1), 0),
+        "length": np.where(mask, np.linalg.norm(rows, axis=1), 0),
+    }
+    if math.isfinite(epsilon):
+        expected["norm"] = np.where(mask, np.linalg.norm(np.asarray(w) - rows, axis=1), 0)
+        np.testing.assert_allclose(norms["norm"], expected["norm"], rtol=1e-6)
+    assert figures.keys() == expected.keys() and none == {}
+    for name, values in expected.items():
+        np.testing.assert_allclose(figures[name], values, rtol=1e-6)
+
+
+def test_a_figure_that_is_no_number_or_is_named_norm_is_refused():
+    private = training()
+    cases.refused("has the norm", private.gradient, ORACLE, not_private={"norm": loss_of})
+    tx = private.gradient(ORACLE, not_private={"rows": lambda w, x: x})
+    state, batch = tx.init(jnp.zeros(2)), next(private.batches(DATA))
+    cases.refused("must be one number for an example", tx.update, batch, state, jnp.zeros(2))
+
+
+def test_figures_and_keys_of_users_are_those_of_each_row():
+    private = training(num_examples=N // 2, group_size=2, groups=np.arange(N) // 2)
+    tx = private.gradient(bam.dp_sgd(loss_of), not_private={"length": length_of})
+    state = tx.init(jnp.zeros(2))
+    batch = next(private.batches({"x": DATA}, keys=True))
+    _, state = tx.update(batch, state, jnp.zeros(2))
+    figures, mask = state.not_private, batch.mask
+    lengths = np.linalg.norm(np.asarray(batch.examples["x"]), axis=2)
+    np.testing.assert_allclose(figures["length"], np.where(mask, lengths, 0), rtol=1e-6)
+    assert figures["norm"].shape == mask.shape[:1]
+    data = jax.random.key_data(batch.examples["key"]).reshape(-1, 2)
+    assert batch.examples["key"].shape == mask.shape and len(np.unique(data, axis=0)) == mask.size
+
+
+def noisy_loss(w, example):
+    kept = jax.random.bernoulli(example["key"], 0.5, w.shape)
+    return 0.5 * jnp.sum(kept * (w - example["x"]) ** 2) * (1 + example["step"])
+
+
+@pytest.mark.parametrize("num_devices", [0, 2])
+def test_each_example_has_a_key_of_its_own_in_each_step_that_a_seed_repeats(num_devices):
+    mesh = jax.sharding.Mesh(jax.devices()[:num_devices], ("devices",)) if num_devices else None
+    runs = []
+    for _ in range(2):
+        private = training(mesh=mesh)
+        tx = private.gradient(bam.dp_sgd(noisy_loss))
+        state, w, keys = tx.init(jnp.zeros(2)), jnp.ones(2), []
+        for batch in private.batches({"x": DATA}, keys=True):
+            assert batch.examples["step"].tolist() == [batch.step - 1] * len(batch.mask)
+            keys += jax.random.key_data(batch.examples["key"]).tolist()
+            updates, state = tx.update(batch, state, w)
+            w = w - updates
+        runs.append((keys, w.tolist()))
+    assert runs[0] == runs[1] and np.isfinite(runs[0][1]).all()
+    assert len(set(map(tuple, runs[0][0]))) == len(runs[0][0])
+    cases.refused("keys=True needs data that are a dict", list, training().batches(DATA, keys=True))
+    data = {"x": DATA, "key": DATA}
+    cases.refused("keys=True needs data that", list, training().batches(data, keys=True))

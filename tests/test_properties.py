@@ -309,7 +309,7 @@ def test_an_example_that_is_not_finite_changes_no_weight_and_is_counted(bad):
 def test_a_plan_covers_its_steps_and_not_one_more(expected_batch_size, num_steps, epsilon):
     plan = plans.make_plan(
         num_examples=50, expected_batch_size=expected_batch_size, num_steps=num_steps,
-        target_epsilon=epsilon, delta=1e-3, accountant="rdp",
+        epsilon=epsilon, delta=1e-3, accountant="rdp",
     )  # fmt: skip
     spent = [plan.epsilon_after(step) for step in range(num_steps + 1)]
     assert spent == sorted(spent)

@@ -24,7 +24,7 @@ from tests.cases import mostly
 
 RUN = {"noise_multiplier": 2.0, "num_steps": 120, "delta": 1e-5}  # ten epochs of twelve batches
 PLAN = {"num_examples": 80, "expected_batch_size": 20, "num_steps": 60, "delta": 1e-5}
-PLAN |= {"target_epsilon": 4.0, "mechanism": "random_allocation"}
+PLAN |= {"epsilon": 4.0, "mechanism": "random_allocation"}
 
 
 # The ε.

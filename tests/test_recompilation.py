@@ -194,7 +194,7 @@ def test_another_number_of_views_and_a_radius_of_zero_are_other_programs():  # t
 
 def looped(run):
     epsilon, clip, oracle, rate, mechanism = run
-    options = {"mechanism": "banded", "mechanism_options": {"bands": 2}} if mechanism else {}
+    options = {"mechanism": {"name": "banded", "bands": 2}} if mechanism else {}
     private = bam.PrivateTraining(
         num_examples=60, expected_batch_size=12, num_epochs=1, epsilon=epsilon, delta=1e-3,
         clip=clip, accountant="rdp", seed=3, **options,
@@ -879,7 +879,7 @@ def test_a_private_mean_has_the_same_bits_under_strict_promotion(strategy, mesh)
         {},
         {"trainable": "a"},
         {"mesh": mesh_of(2)},
-        {"mechanism": "banded", "mechanism_options": {"bands": 2}},
+        {"mechanism": {"name": "banded", "bands": 2}},
         {"num_examples": 10, "groups": np.arange(20) // 2, "group_size": 2},
     ],
 )

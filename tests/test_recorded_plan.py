@@ -226,7 +226,7 @@ def test_a_stranger_record_of_odd_numbers_is_refused_by_a_value_error_or_is_a_pl
 def test_a_plan_of_numbers_that_are_none_is_refused(wrong, message):
     right = {"num_examples": 200, "expected_batch_size": 20, "num_steps": 2, "delta": 1e-4}
     with pytest.raises(ValueError, match=message):
-        make_plan(**(right | {"target_epsilon": 3.0} | wrong))
+        make_plan(**(right | {"epsilon": 3.0} | wrong))
 
 
 def test_a_trainer_is_not_built_on_a_plan_of_a_larger_epsilon(now):

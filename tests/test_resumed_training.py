@@ -412,7 +412,7 @@ def test_a_batch_is_given_when_its_step_is_on_the_disk(tmp_path, monkeypatch):
 
 def test_of_correlated_noise_the_steps_that_a_period_lacks_count_as_begun(tmp_path):
     for seed, num_begun in ((None, 8), (3, 5)):  # a seed's noise goes on: the control
-        settings = {"mechanism": "banded", "mechanism_options": {"bands": 4}, "seed": seed}
+        settings = {"mechanism": {"name": "banded", "bands": 4}, "seed": seed}
         folder, settings = tmp_path / str(seed), PLAN | settings
         private = bam.PrivateTraining(**settings)
         private.save(folder)
@@ -430,7 +430,7 @@ def test_after_the_last_step_a_period_lacks_nothing(num_saved, num_begun, tmp_pa
     """The steps of a run that is killed before it ends; what goes on counts them: the control."""
     options = {"num_examples": 60, "expected_batch_size": 12, "delta": 1e-3, "accountant": "rdp"}
     banded = {"name": "banded", "bands": 4}
-    plan = bam.make_plan(**options, num_steps=14, target_epsilon=3.0, mechanism=banded)
+    plan = bam.make_plan(**options, num_steps=14, epsilon=3.0, mechanism=banded)
     plan = dataclasses.replace(plan, spare_steps=4)
     for _ in range(2):
         run = PrivateRun(plan)

@@ -186,7 +186,7 @@ def test_a_run_that_is_stopped_twice_is_the_run_that_never_stopped(name, images,
 IDS = np.arange(60) % 20  # of 20 users, with three rows each
 OF_USERS = {"num_examples": 20, "expected_batch_size": 4, "groups": IDS, "group_size": 2}
 EVERYBODY = {"mechanism": "full_batch", "expected_batch_size": 60, "num_epochs": 10}
-BANDS = {"mechanism": "banded", "mechanism_options": {"bands": 2}}
+BANDS = {"mechanism": {"name": "banded", "bands": 2}}
 LOOPS = {  # what differs from the plan of tests/own_loop.py
     "on one device, then on eight": {},
     "without a seed": {"seed": None},

@@ -155,7 +155,7 @@ def test_the_noise_never_overshoots_and_is_nearly_the_least():
 def test_a_plan_counts_the_choice_and_knows_no_accountant_for_it_but_rdp():
     facts = {"num_examples": 100, "expected_batch_size": 20, "num_steps": 20, "delta": 1e-5}
     trials = dataclasses.asdict(GEOMETRIC)
-    facts |= {"target_epsilon": 3.0, "mechanism": {"name": "best_of_trials", **trials}}
+    facts |= {"epsilon": 3.0, "mechanism": {"name": "best_of_trials", **trials}}
     plan = make_plan(**facts, accountant="rdp")
     mechanism = {"noise_multiplier": plan.noise_multiplier, "sampling_prob": 0.2}
     mechanism["delta"] = 1e-5 - plan.overflow
@@ -169,7 +169,7 @@ def test_a_plan_counts_the_choice_and_knows_no_accountant_for_it_but_rdp():
     one = make_plan(**(facts | {"mechanism": "poisson"}), accountant="rdp")
     assert plan.capacity == one.mechanism.capacity(one.overflow / (20 * 8)) > one.capacity
     assert "for the best of a random number of such runs, 8 on average" in plan.describe()
-    for wrong in ({"accountant": "pld"}, {"accountant": "rdp", "target_epsilon": math.inf}):
+    for wrong in ({"accountant": "pld"}, {"accountant": "rdp", "epsilon": math.inf}):
         with pytest.raises(ValueError, match="needs private runs with accountant rdp"):
             make_plan(**(facts | wrong))
 

@@ -12,7 +12,6 @@ from bam.cli import privacy
 from bam.privacy import accounting, tradeoff
 from bam.privacy.accounting import PoissonSteps
 from bam.privacy.joint_epsilon import joint_epsilon
-from bam.privacy.plan import Population
 from tests.cases import refused, run_command
 
 FIRST, SECOND = PoissonSteps(1.1, 0.05, 300), PoissonSteps(0.9, 0.02, 500)
@@ -20,7 +19,7 @@ PLAN = {"num_examples": 1000, "expected_batch_size": 50, "num_steps": 40, "delta
 
 
 def planned(**changes):
-    return bam.make_plan(**{**PLAN, "target_epsilon": 2.0, **changes})
+    return bam.make_plan(**{**PLAN, "epsilon": 2.0, **changes})
 
 
 def test_parts_of_a_run_cost_what_the_whole_run_costs():
@@ -60,16 +59,16 @@ def test_plans_together_leave_room_for_the_draws_of_each():
     assert joint_epsilon([plan, other], 1e-5) > accounting.joint_epsilon(events, 1e-5)
 
 
-USERS = Population(1000, group_size=3)
-AT_MOST = Population(1000, num_examples_given=True)
+USERS = {"group_size": 3}
+AT_MOST = {"num_examples_given": True}
 
 
 @pytest.mark.parametrize(
     ("changes", "delta", "message"),
     [
-        ({"target_epsilon": math.inf}, 1e-5, "a run without privacy has no epsilon"),
-        ({"num_examples": USERS}, 1e-5, "do not protect the same: their unit is example and user"),
-        ({"num_examples": AT_MOST}, 1e-5, "their adjacency is zero_out and add_or_remove_one"),
+        ({"epsilon": math.inf}, 1e-5, "a run without privacy has no epsilon"),
+        (USERS, 1e-5, "do not protect the same: their unit is example and user"),
+        (AT_MOST, 1e-5, "their adjacency is zero_out and add_or_remove_one"),
         ({"mechanism": "random_allocation"}, 1e-5, "mechanism random_allocation is not composed"),
         ({}, 2e-8, "delta must be above 2e-08 and below 1/N = 0.001, got 2e-08"),
         ({}, 1e-3, "delta must be above 2e-08 and below 1/N = 0.001, got 0.001"),
@@ -122,7 +121,7 @@ def test_the_command_says_epsilon_alone_together_and_the_sum(plans, tmp_path):
     )  # fmt: skip
     numbers = json.loads(out.read_text())
     assert [x["plan"] for x in numbers["plans"]] == [str(plans[0]), f"{plans[1]}/plan.json"]
-    both = [planned(), planned(target_epsilon=3.0)]
+    both = [planned(), planned(epsilon=3.0)]
     assert numbers["together"]["epsilon"] == pytest.approx(joint_epsilon(both, 2e-5), rel=1e-9)
     assert numbers["sum"]["epsilon"] == pytest.approx(sum(x.epsilon for x in both), rel=1e-9)
     assert numbers["sum"]["delta"] == pytest.approx(2e-5) and numbers["together"]["delta"] == 2e-5
@@ -134,14 +133,14 @@ def test_the_command_says_epsilon_alone_together_and_the_sum(plans, tmp_path):
 @pytest.mark.parametrize(
     ("population", "neighbours"),
     [
-        (1000, "one example replaced by nothing, its place left empty (zero-out)"),
+        ({}, "one example replaced by nothing, its place left empty (zero-out)"),
         (USERS, "one user replaced by nothing, its place left empty (zero-out)"),
-        (Population(1000, 3, num_examples_given=True), "one user added or removed"),
+        (USERS | AT_MOST, "one user added or removed"),
     ],
 )
 def test_the_command_names_the_unit_of_its_plans(population, neighbours, tmp_path, capsys):
     for name in ("a", "b"):
-        record = planned(num_examples=population).to_json()
+        record = planned(**population).to_json()
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
     names = [str(tmp_path / f"{name}.json") for name in ("a", "b")]
     privacy.account_for_all(names, None, str(tmp_path / "out.json"))
@@ -150,7 +149,7 @@ def test_the_command_names_the_unit_of_its_plans(population, neighbours, tmp_pat
     )
     unit = json.loads((tmp_path / "out.json").read_text())["unit"]
     assert f"one {unit} " in neighbours
-    other = planned(num_examples=1000 if unit == "user" else USERS)
+    other = planned(**({} if unit == "user" else USERS))
     (tmp_path / "b.json").write_text(json.dumps(other.to_json()))
     units = "user and example" if unit == "user" else "example and user"
     message = f"their unit is {units}; their epsilons are not one number"

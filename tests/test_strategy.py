@@ -217,7 +217,7 @@ def test_without_sampling_epsilon_is_that_of_the_whole_matrix(bands, num_steps):
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_a_plan_of_correlated_noise_keeps_to_its_budget(accountant):
     plan = bam.make_plan(
-        num_examples=1000, expected_batch_size=50, num_steps=33, target_epsilon=2.0, delta=1e-5,
+        num_examples=1000, expected_batch_size=50, num_steps=33, epsilon=2.0, delta=1e-5,
         accountant=accountant, mechanism={"name": "banded", "bands": 4},
     )  # fmt: skip
     assert 1.99 < plan.epsilon <= 2.0
@@ -285,7 +285,7 @@ def members_of(draw, num_steps=120, num_examples=300):
 
 def test_the_audit_sees_how_often_and_from_which_parts_banded_draws():
     plan = bam.make_plan(
-        num_examples=300, expected_batch_size=60, num_steps=120, target_epsilon=2.0, delta=1e-5,
+        num_examples=300, expected_batch_size=60, num_steps=120, epsilon=2.0, delta=1e-5,
         accountant="rdp", mechanism={"name": "banded", "bands": 4},
     )  # fmt: skip
     right = [members_of(lambda step, seed=seed: plan.mechanism.draw(seed, step)) for seed in (1, 2)]
@@ -325,7 +325,7 @@ def test_the_trainers_step_is_privatize_to_the_bit():
 
 def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
     plan = bam.make_plan(
-        num_examples=1000, expected_batch_size=50, num_steps=8, target_epsilon=2.0, delta=1e-5,
+        num_examples=1000, expected_batch_size=50, num_steps=8, epsilon=2.0, delta=1e-5,
         mechanism={"name": "banded", "bands": 4},
     )  # fmt: skip
     clip = adaptive_clipping.clip(plan, 1.0)
@@ -359,7 +359,7 @@ def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_pat
 
 def test_the_steps_that_a_period_lacks_are_begun(tmp_path):
     plan = bam.make_plan(
-        num_examples=100, expected_batch_size=10, num_steps=8, target_epsilon=9.0, delta=1e-5,
+        num_examples=100, expected_batch_size=10, num_steps=8, epsilon=9.0, delta=1e-5,
         accountant="rdp",
     )  # fmt: skip
     path = tmp_path / "steps_begun"

@@ -201,7 +201,7 @@ def test_a_slip_of_a_command_is_one_line_before_any_work(flag, message, tmp_path
 def test_smaller_batches_have_as_much_noise_for_an_example():
     [config] = grid(holdout=200, smaller=4).groups.values()
     plan = bam.make_plan(
-        num_examples=1237, expected_batch_size=256, num_steps=3, target_epsilon=3.0, delta=1e-5,
+        num_examples=1237, expected_batch_size=256, num_steps=3, epsilon=3.0, delta=1e-5,
     )  # fmt: skip
     smaller = loop.build(config).plan
     assert smaller.expected_batch_size == 64

@@ -402,15 +402,15 @@ def test_a_config_that_cannot_be_gets_one_line_that_names_the_fix(overrides, mes
     refused(message, base.check, tiny_digits(**overrides))
 
 
-PLAN = {"num_examples": 1437, "expected_batch_size": 256, "num_steps": 4, "target_epsilon": 3.0}
+PLAN = {"num_examples": 1437, "expected_batch_size": 256, "num_steps": 4, "epsilon": 3.0}
 PLAN |= {"delta": 1e-5, "accountant": "rdp"}
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"target_epsilon": 0.0}, "epsilon must be positive"),
-        ({"target_epsilon": math.nan}, "epsilon must be positive"),
+        ({"epsilon": 0.0}, "epsilon must be positive"),
+        ({"epsilon": math.nan}, "epsilon must be positive"),
         ({"delta": 1 / 1437}, "below 1/N"),
         ({"expected_batch_size": 1438}, "exceeds the 1437 training examples"),
         ({"accountant": "gdp"}, "guarantees no epsilon"),
@@ -541,3 +541,39 @@ def test_a_run_whose_gradients_are_never_finite_says_so_once_and_is_as_before(wr
     assert not any("finite" in key for row in result.rows for key in row)
     silent = loop.train(built, 0)
     assert flat(result.state.params).tobytes() == flat(silent.state.params).tobytes()
+
+
+# σ in place of ε.
+
+
+def test_a_flag_for_the_noise_unsets_epsilon_and_the_other_way_round():
+    config = base.get_config()
+    base.add_options(config, {"noise_multiplier": 1.1})
+    config.noise_multiplier = 1.1
+    base.check(config)
+    assert config.epsilon is None
+    base.add_options(config, {"epsilon": 2.0})
+    config.epsilon = 2
+    base.check(config)
+    assert config.noise_multiplier is None and config.epsilon == 2.0
+    refused(
+        "both set the noise", base.add_options, config, {"epsilon": 2.0, "noise_multiplier": 1.1}
+    )
+    config.noise_multiplier = 1.1
+    refused("^set epsilon or noise_multiplier, and the other one to None$", base.check, config)
+    config.epsilon = config.noise_multiplier = None
+    refused("^set epsilon or noise_multiplier, and the other one to None$", base.check, config)
+    config.method.name = "non_private"
+    base.check(config)  # which needs neither
+
+
+def test_a_run_of_a_given_noise_tells_the_epsilon_of_its_plan(tmp_path):
+    config = tiny_digits()
+    by_epsilon = loop.build(config).plan
+    config.epsilon, config.noise_multiplier = None, by_epsilon.noise_multiplier
+    assert loop.build(config).plan == by_epsilon
+    config.noise_multiplier *= 2
+    trainer = loop.build(config)
+    result = loop.train(trainer, 0, tmp_path)
+    assert result.summary["epsilon"] == trainer.plan.epsilon < by_epsilon.epsilon
+    assert result.summary["noise_multiplier"] == config.noise_multiplier

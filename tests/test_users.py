@@ -282,7 +282,7 @@ def test_the_plan_counts_users():
 def test_a_plan_without_a_unit_is_refused_and_no_other_unit_is_made_up():
     plan = three_each().plan
     of_examples = bam.make_plan(
-        num_examples=4, expected_batch_size=2, num_steps=3, target_epsilon=4.0, delta=1e-5,
+        num_examples=4, expected_batch_size=2, num_steps=3, epsilon=4.0, delta=1e-5,
         accountant="rdp",
     )  # fmt: skip
     earlier = {k: v for k, v in of_examples.to_json().items() if k not in ("unit", "group_size")}
@@ -293,8 +293,8 @@ def test_a_plan_without_a_unit_is_refused_and_no_other_unit_is_made_up():
             bam.PrivacyPlan.from_json(plan.to_json() | {"unit": unit, "group_size": size})
     with pytest.raises(ValueError, match="does not protect users"):
         bam.make_plan(
-            num_examples=Population(4, group_size=3), expected_batch_size=2, num_steps=3,
-            target_epsilon=4.0, delta=1e-5, accountant="rdp",
+            num_examples=4, group_size=3, expected_batch_size=2, num_steps=3,
+            epsilon=4.0, delta=1e-5, accountant="rdp",
             mechanism={
                 "name": "best_of_trials", "trials_mean": 5.0, "trials_shape": 1.0,
                 "score_noise_multiplier": 10.0,

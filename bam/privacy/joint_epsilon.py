@@ -22,7 +22,7 @@ def joint_epsilon(plans: Sequence[PrivacyPlan], delta: float) -> float:
     Examples:
       >>> from bam import make_plan
       >>> plan = make_plan(num_examples=1000, expected_batch_size=100, num_steps=10,
-      ...                  target_epsilon=2.0, delta=1e-5)
+      ...                  epsilon=2.0, delta=1e-5)
       >>> 2.0 < joint_epsilon([plan, plan], delta=1e-5) < 3.0
       True
     """

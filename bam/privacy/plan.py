@@ -356,66 +356,144 @@ class PrivacyPlan:
 
 def make_plan(
     *,
-    num_examples: int | Population,
+    num_examples: int,
     expected_batch_size: int,
-    num_steps: int,
-    target_epsilon: float,
     delta: float,
+    num_steps: int | None = None,
+    num_epochs: float | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
     accountant: str = "pld",
     mechanism: str | JsonMapping = "poisson",
+    num_examples_given: bool = False,
+    group_size: int = 0,
 ) -> PrivacyPlan:
-    """Chooses the noise for a target (ε, δ) and fixes everything that the guarantee depends on.
+    """Chooses the noise for a target ε, or tells the ε of a noise, and fixes what it depends on.
 
-    The plan's ε is at most the target, for any clip, because σ is in units of S. To plan spare
-    steps, use `dataclasses.replace`: σ and ε stay the same. An error names the remedy.
+    A plan holds for any clip, because σ is in units of S. To plan spare steps, use
+    `dataclasses.replace`: σ and ε stay the same. An error names the remedy.
 
     Args:
-      num_examples: N, or a `Population` if N counts users or is a given constant.
-      expected_batch_size: l.
-      num_steps: T, spare steps included.
-      target_epsilon: ε > 0; `inf` plans a non-private run (σ = 0).
+      num_examples: N, public: the number of examples, or of users; with `num_examples_given` the
+        largest possible number.
+      expected_batch_size: l, from 1 to N; the drawn number varies.
       delta: δ, from 1e-100 to below 1/N.
+      num_steps: T, spare steps included.
+      num_epochs: passes over the data, on average, in place of `num_steps`; see `steps_in`.
+      epsilon: the target, which the plan's ε does not exceed; `inf` plans a run without privacy.
+      noise_multiplier: σ, in place of `epsilon`; the plan's ε follows from it.
       accountant: "pld" or "rdp". "gdp" is refused, because it is not a guarantee.
-      mechanism: the way to draw batches: a name in `mechanisms.MECHANISMS`, or a config section
-        with its name and options.
+      mechanism: the way to draw batches: a name in `mechanisms.MECHANISMS`, or a mapping with its
+        name and options, as a config's section.
+      num_examples_given: whether N is a public constant, fixed without counting the data, see
+        `Population`.
+      group_size: k, public: the largest number of rows used of a user, if N counts users.
 
     Raises:
-      InputError: if an argument is out of range.
+      InputError: if an argument is out of range, or not one of each pair is given.
 
     Examples:
       >>> plan = make_plan(num_examples=1000, expected_batch_size=100, num_steps=10,
-      ...                  target_epsilon=2.0, delta=1e-5)
+      ...                  epsilon=2.0, delta=1e-5)
       >>> plan.sampling_prob, plan.epsilon_after(5) < plan.epsilon <= 2.0
       (0.1, True)
+      >>> again = make_plan(num_examples=1000, expected_batch_size=100, num_epochs=1,
+      ...                   noise_multiplier=plan.noise_multiplier, delta=1e-5)
+      >>> again == plan
+      True
     """
-    target_epsilon = scalars.number("epsilon", target_epsilon)
-    if not target_epsilon > 0:
-        raise InputError(f"epsilon must be positive, got {target_epsilon}")
-    if not isinstance(num_examples, Population):
-        num_examples = Population(num_examples)
-    plan = PrivacyPlan(
-        population=num_examples,
+    plan = plan_without_epsilon(
+        num_examples=num_examples,
         expected_batch_size=expected_batch_size,
-        num_steps=num_steps,
-        noise_multiplier=0.0,
-        epsilon=target_epsilon,
         delta=delta,
+        num_steps=num_steps,
+        num_epochs=num_epochs,
+        epsilon=epsilon,
+        noise_multiplier=noise_multiplier,
         accountant=accountant,
-        mechanism_config={"name": mechanism} if isinstance(mechanism, str) else mechanism,
+        mechanism=mechanism,
+        num_examples_given=num_examples_given,
+        group_size=group_size,
     )
-    # Everything is checked before the search for σ, which takes seconds.
-    _check(plan)
-    num_steps = plan.num_steps
-    if plan.private:
+    if plan.private and noise_multiplier is None:
         sigma = plan.mechanism.noise_multiplier(
-            target_epsilon=target_epsilon,
-            num_steps=num_steps,
+            target_epsilon=plan.epsilon,
+            num_steps=plan.num_steps,
             # The rest of δ covers draws that exceed `capacity`.
             delta=plan.delta - plan.overflow,
             accountant=accountant,
         )
         plan = dataclasses.replace(plan, noise_multiplier=sigma)
-    return dataclasses.replace(plan, epsilon=plan.epsilon_after(num_steps))
+    epsilon_of_all = plan.epsilon_after(plan.num_steps)
+    if plan.private and not epsilon_of_all < math.inf:
+        raise InputError(f"noise_multiplier {noise_multiplier} gives no finite epsilon: raise it")
+    return dataclasses.replace(plan, epsilon=epsilon_of_all)
+
+
+def plan_without_epsilon(
+    *,
+    num_examples: int,
+    expected_batch_size: int,
+    delta: float,
+    num_steps: int | None = None,
+    num_epochs: float | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    accountant: str = "pld",
+    mechanism: str | JsonMapping = "poisson",
+    num_examples_given: bool = False,
+    group_size: int = 0,
+) -> PrivacyPlan:
+    """Returns the plan of these arguments of `make_plan`, before σ or ε are computed.
+
+    Its ε is the target, and 0 if σ is given; its σ is 0 unless it is given. Everything is checked
+    here, because the search for σ takes seconds.
+    """
+    if num_steps is not None and num_epochs is not None:
+        raise InputError("num_steps and num_epochs both set the length: pass one of them")
+    if epsilon is not None and noise_multiplier is not None:
+        raise InputError("epsilon and noise_multiplier both set the noise: pass one of them")
+    if num_steps is None:
+        if num_epochs is None:
+            raise InputError("the length is missing: pass num_steps or num_epochs")
+        num_steps = steps_in(num_epochs, num_examples, expected_batch_size)
+    if noise_multiplier is not None:
+        sigma, target = scalars.number("noise_multiplier", noise_multiplier), 0.0
+        if not 0 < sigma <= accounting.LARGEST_NOISE:
+            raise InputError(
+                f"noise_multiplier must be above 0 and at most 1e6, got {sigma}: without privacy, "
+                "pass epsilon=inf"
+            )
+    elif epsilon is None:
+        raise InputError("the noise is missing: pass epsilon or noise_multiplier")
+    else:
+        sigma, target = 0.0, scalars.number("epsilon", epsilon)
+        if not target > 0:
+            raise InputError(f"epsilon must be positive, got {target}")
+    plan = PrivacyPlan(
+        population=Population(num_examples, group_size, num_examples_given),
+        expected_batch_size=expected_batch_size,
+        num_steps=num_steps,
+        noise_multiplier=sigma,
+        epsilon=target,
+        delta=delta,
+        accountant=accountant,
+        mechanism_config={"name": mechanism} if isinstance(mechanism, str) else mechanism,
+    )
+    _check(plan)
+    return plan
+
+
+def steps_in(num_epochs: float, num_examples: int, expected_batch_size: int) -> int:
+    """Returns the steps of a number of epochs, num_epochs · ⌊N/l⌋ to the nearest, at least 1.
+
+    An epoch has ⌊N/l⌋ steps, because q = l/N.
+    """
+    epochs = scalars.number("num_epochs", num_epochs)
+    size = scalars.count("expected_batch_size", expected_batch_size)
+    if not 0 < epochs < math.inf:
+        raise InputError(f"num_epochs must be positive and finite, got {num_epochs}")
+    return max(1, round(epochs * (scalars.count("num_examples", num_examples) // max(1, size))))
 
 
 @functools.lru_cache(maxsize=32)  # of one plan for each seed

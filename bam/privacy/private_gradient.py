@@ -5,19 +5,21 @@ a radius) are arguments of the compiled step, and it reads no randomness but its
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int, Int32, PyTree, UInt32
 
 from bam.core import program, pytree, tracing
 from bam.core.clipping import Bounded
-from bam.core.engine import plain_sum
+from bam.core.engine import pad_rows, plain_sum
 from bam.core.noise import check_rounding, fitting_size, init_noise, keyless
 from bam.core.oracles import DPSGD, LossFn, Method, as_part, mean_loss
 from bam.core.private_mean import NoisedMean, PrivatizeState, private_mean
@@ -27,6 +29,8 @@ from bam.errors import InputError
 from bam.privacy.plan import PrivacyPlan
 
 ExampleOf = Callable[[PyTree], PyTree]
+# Names, each with its function from the parameters and an example to a number.
+Figures: TypeAlias = tuple[tuple[str, Callable[[Params, PyTree], Array]], ...]
 
 
 class DrawnBatch(NamedTuple):
@@ -63,12 +67,16 @@ class PrivateState(NamedTuple):
       tag: two words that identify the training.
       num_nonfinite: number of per-example gradients left out so far because they were not finite.
         NOT PRIVATE.
+      not_private: name -> `[M]` (`[M, k]` for users), the figures of each example of the last
+        batch, 0 where there is none; besides those asked for, the `norm` `[M]` of each gradient
+        before clipping. Empty if none were asked for.
     """
 
     privatize: PrivatizeState
     previous: Grads
     tag: UInt32[Array, "2"]
     num_nonfinite: Int[Array, ""]
+    not_private: dict[str, Array]
 
 
 def batch_of(
@@ -92,19 +100,25 @@ def first_state(
     params: Params,
     key: Array | np.ndarray,
     tag: Array | np.ndarray,
+    figures: Mapping[str, tuple[int, ...]] = types.MappingProxyType({}),
 ) -> PrivateState:
-    """Returns the state before the first step, or its structure for placeholders of `params`."""
+    """Returns the state before the first step, or its structure for placeholders of `params`.
+
+    `figures` are the names and shapes of `PrivateState.not_private`.
+    """
+    not_private = {name: jnp.zeros(shape, jnp.float32) for name, shape in figures.items()}
     if pytree.is_placeholder(params):
         noise = keyless(mean.strategy)
         state = PrivatizeState(clip.init(params), noise)
-        return PrivateState(state, params, noise.key, noise.key)
+        return PrivateState(state, params, noise.key, noise.key, not_private)
     noise = init_noise(jnp.asarray(key), clip, params, mean.strategy)
     check_rounding(noise, mean.noise_multiplier, mean.strategy)
     # The private gradient is float32 or wider, whatever the parameters are.
     wide = jax.tree.map(lambda x: pytree.at_least_float32(jnp.asarray(x)), params)
     state = PrivatizeState(clip.init(params), noise)
     previous = optax.tree.zeros_like(wide)
-    return PrivateState(state, previous, jnp.asarray(tag), jnp.zeros((), jnp.int32))
+    num_nonfinite = jnp.zeros((), jnp.int32)
+    return PrivateState(state, previous, jnp.asarray(tag), num_nonfinite, not_private)
 
 
 @program.record
@@ -119,6 +133,7 @@ class PrivateGradient:
       mesh: the devices that share rows; None for a single device.
       group_size: k, if a row is a user with k rows; the oracle's loss is then the user's mean.
       trainable: a regular expression of the names of trained parameters; "" trains all.
+      figures: what `PrivateState.not_private` tells of each example.
     """
 
     oracle: Method
@@ -128,6 +143,7 @@ class PrivateGradient:
     mesh: Mesh | None = dataclasses.field(default=None, metadata=STATIC)
     group_size: int = dataclasses.field(default=0, metadata=STATIC)
     trainable: str = dataclasses.field(default="", metadata=STATIC)
+    figures: Figures = dataclasses.field(default=(), metadata=STATIC)
 
     def __post_init__(self) -> None:
         """Makes the method a pytree of its numbers."""
@@ -181,7 +197,10 @@ class PrivateGradient:
         is_next = is_next_batch(batch, state)
         gradient = jax.tree.map(lambda x: jnp.where(is_next, x, jnp.nan), gradient)
         gradient = tracing.never_mapped(gradient)
-        after_step = PrivateState(after, gradient, state.tag, num_nonfinite)
+        not_private = _each(self, batch, params, example_of)
+        if "norm" in state.not_private:
+            not_private["norm"] = norms.astype(jnp.float32)
+        after_step = PrivateState(after, gradient, state.tag, num_nonfinite, not_private)
         return _whole(gradient, params), after_step
 
     def _of_trained(self, at: Params) -> Method:
@@ -205,6 +224,7 @@ class PlainGradient:
       mean: l.
       microbatch_size: number of rows that one backward pass reads.
       mesh: the devices that share rows; None for a single device.
+      figures: what `PrivateState.not_private` tells of each example.
     """
 
     oracle: Method
@@ -212,6 +232,7 @@ class PlainGradient:
     mean: NoisedMean
     microbatch_size: int = dataclasses.field(metadata=STATIC)
     mesh: Mesh | None = dataclasses.field(default=None, metadata=STATIC)
+    figures: Figures = dataclasses.field(default=(), metadata=STATIC)
 
     def update(
         self,
@@ -234,7 +255,8 @@ class PlainGradient:
         gradient = self.mean.of(total)
         noise = state.privatize.noise
         after = state.privatize._replace(noise=noise._replace(step=noise.step + 1))
-        return gradient, state._replace(privatize=after, previous=gradient)
+        not_private = _each(self, batch, params, example_of)
+        return gradient, state._replace(privatize=after, previous=gradient, not_private=not_private)
 
 
 def gradient_of(
@@ -246,6 +268,7 @@ def gradient_of(
     mesh: Mesh | None = None,
     group_size: int = 0,
     trainable: str = "",
+    figures: Figures = (),
 ) -> PrivateGradient | PlainGradient:
     """Returns the gradient of a plan's steps, which is plain if the plan has no privacy.
 
@@ -256,13 +279,49 @@ def gradient_of(
     """
     mean, size = mean_of(plan), fitting_rows(plan, clip, microbatch_size)
     if plan.private:
-        return PrivateGradient(oracle, clip, mean, size, mesh, group_size, trainable)
+        return PrivateGradient(oracle, clip, mean, size, mesh, group_size, trainable, figures)
     if not isinstance(oracle, DPSGD) or group_size or trainable:
         raise InputError(
             "without privacy, the gradient is that of bam.dp_sgd(loss_fn), for all parameters, and "
             "each row is an example"
         )
-    return PlainGradient(oracle, clip, mean, size, mesh)
+    return PlainGradient(oracle, clip, mean, size, mesh, figures)
+
+
+def _each(
+    gradient: PrivateGradient | PlainGradient,
+    batch: DrawnBatch,
+    params: Params,
+    example_of: ExampleOf,
+) -> dict[str, Array]:
+    """Returns a gradient's figures of each example of a batch, 0 where there is none."""
+    mesh, mask, size = gradient.mesh, jnp.asarray(batch.mask), gradient.microbatch_size
+
+    def of_row(params: Params, row: PyTree) -> dict[str, Array]:
+        example = example_of(row)
+        return {name: fn(params, example) for name, fn in gradient.figures}
+
+    def of_rows(params: Params, rows: PyTree) -> dict[str, Array]:
+        of_one = jax.vmap(of_row, (None, 0)) if mask.ndim == 2 else of_row
+        return jax.lax.map(functools.partial(of_one, params), rows, batch_size=size)
+
+    if not gradient.figures:
+        return {}
+    if mesh:
+        every, rows_of_each = PartitionSpec(), PartitionSpec(*mesh.axis_names)
+        of_rows = jax.shard_map(
+            of_rows, mesh=mesh, in_specs=(every, rows_of_each), out_specs=rows_of_each,
+            check_vma=False,
+        )  # fmt: skip
+    num_rows = len(mask)
+    figures = of_rows(params, pad_rows(batch.examples, -num_rows % (mesh.size if mesh else 1)))
+    if any(x.shape[mask.ndim :] for x in figures.values()):
+        raise InputError("a figure of not_private must be one number for an example")
+    figures = {k: jnp.where(mask, x[:num_rows], 0).astype(jnp.float32) for k, x in figures.items()}
+    if mesh:  # as in the first state, so that the step is compiled once
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        figures = jax.lax.with_sharding_constraint(figures, everywhere)
+    return figures
 
 
 def mean_of(plan: PrivacyPlan) -> NoisedMean:

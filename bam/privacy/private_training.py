@@ -5,8 +5,11 @@ counts, the noise is scaled to the clip's sensitivity, and the mean is divided b
 size. `bam train` is a loop over a `PrivateTraining`, as yours is.
 """
 
+import functools
 import hmac
-from collections.abc import Callable, Iterator, Sequence
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files
 from bam.core import pytree, scalars, tracing, user_table
@@ -30,7 +33,7 @@ from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import processes, statement
 from bam.privacy.clip_words import in_words
-from bam.privacy.plan import Population, PrivacyPlan
+from bam.privacy.plan import PrivacyPlan
 from bam.privacy.private_gradient import (
     DrawnBatch,
     PrivateState,
@@ -49,7 +52,7 @@ Reader = Callable[[int], tuple[PyTree, Bool[np.ndarray, "rows ..."]]]
 
 
 class PrivateTraining:
-    r"""A private training: the steps of a plan, with T = num_epochs · ⌊N/l⌋ if it makes the plan.
+    r"""A private training: the steps of a plan.
 
     `gradient` makes an optax transform from a drawn batch to the private gradient
     $\big(\sum_i \mathrm{clip}(g_i) + N(0, \sigma^2 S^2 I)\big) / l$; chain any optimizer after it.
@@ -63,27 +66,28 @@ class PrivateTraining:
       run: the `bam.privacy.run.PrivateRun`, which counts, draws and saves the steps.
 
     Args:
-      plan: a plan of `bam.make_plan`, in place of the arguments that make one: from `num_examples`
-        to `num_examples_given`, and `group_size`. With a plan for users and no `groups`, each row
-        of the data is a user. A plan with an infinite ε trains without privacy, for comparison.
+      clip: a bounded per-example transform, such as `bam.clip_by_l2_norm(1.0)`.
+      plan: a plan of `bam.make_plan`, in place of its arguments, which are the next ones. With a
+        plan for users and no `groups`, each row of the data is a user.
       num_examples: N, public: the number of examples, or of users; with `num_examples_given` the
         largest possible number.
       expected_batch_size: l, from 1 to N; the drawn number varies.
-      num_epochs: passes over the data, on average.
-      epsilon: ε that T steps may spend.
       delta: δ, below 1/N.
-      clip: a bounded per-example transform, such as `bam.clip_by_l2_norm(1.0)`.
+      num_steps: T.
+      num_epochs: passes over the data, on average, in place of `num_steps`.
+      epsilon: ε that T steps may spend; `math.inf` trains without privacy, for comparison.
+      noise_multiplier: σ, in place of `epsilon`; ε follows from it.
       accountant: "pld" or "rdp".
-      mechanism: the way to draw batches, a key of `bam.privacy.mechanisms.MECHANISMS`.
-      mechanism_options: options of the mechanism, by name.
+      mechanism: the way to draw batches: a key of `bam.privacy.mechanisms.MECHANISMS`, or a mapping
+        with its name and options.
       num_examples_given: whether N is a public constant, fixed without counting the data. Then the
         data may have fewer rows, and ε is for adding or removing one example (with `groups`, one
         user). Otherwise ε is for replacing one example or user by nothing, its place left empty.
+      group_size: k, public: the largest number of rows used of a user, see
+        `bam.core.user_table.table`.
       groups: `[rows]` on the host, the user of each row of the data: integers or texts, equal for
         one person as `bam.privacy.user_ids.user_id` says. Then N counts users, users are drawn, and
         the oracle's gradient of a user's mean loss is clipped. None: each row is an example.
-      group_size: k, public: the largest number of rows used of a user, see
-        `bam.core.user_table.table`.
       mesh: devices along one axis, of all processes, which share the examples of a step. None uses
         the data's device. The gradient is the same.
       trainable: a regular expression. Parameters with a matching name, such as "head/kernel", are
@@ -124,25 +128,29 @@ class PrivateTraining:
         plan: PrivacyPlan | None = None,
         num_examples: int | None = None,
         expected_batch_size: int | None = None,
-        num_epochs: int | None = None,
-        epsilon: float | None = None,
         delta: float | None = None,
+        num_steps: int | None = None,
+        num_epochs: float | None = None,
+        epsilon: float | None = None,
+        noise_multiplier: float | None = None,
         accountant: str = "pld",
-        mechanism: str = "poisson",
-        mechanism_options: JsonMapping | None = None,
+        mechanism: str | JsonMapping = "poisson",
         num_examples_given: bool = False,
-        groups: np.ndarray | Sequence[object] | None = None,
         group_size: int = 0,
+        groups: np.ndarray | Sequence[object] | None = None,
         mesh: Mesh | None = None,
         trainable: str = "",
         seed: int | None = None,
         folder: str | Path | None = None,
     ) -> None:
         """Makes a plan, or takes the folder's plan; nothing is drawn yet."""
-        needed: dict[str, Any] = {
-            "num_examples": num_examples, "expected_batch_size": expected_batch_size,
-            "num_epochs": num_epochs, "epsilon": epsilon, "delta": delta,
-        }  # fmt: skip
+        arguments = _given(
+            num_examples=(num_examples, None), expected_batch_size=(expected_batch_size, None),
+            delta=(delta, None), num_steps=(num_steps, None), num_epochs=(num_epochs, None),
+            epsilon=(epsilon, None), noise_multiplier=(noise_multiplier, None),
+            accountant=(accountant, "pld"), mechanism=(mechanism, "poisson"),
+            num_examples_given=(num_examples_given, False), group_size=(group_size, 0),
+        )  # fmt: skip
         path = None if folder is None else _resolved(folder)
         seed = None if seed is None else scalars.whole("seed", seed)
         if mesh is not None and len(mesh.axis_names) != 1:
@@ -156,32 +164,16 @@ class PrivateTraining:
         pytree.matching(trainable)
         self._clip = as_declared(clip)
         if plan is None:
-            if missing := [name for name, value in needed.items() if value is None]:
+            needed = ("num_examples", "expected_batch_size", "delta")
+            missing = [name for name in needed if name not in arguments]
+            for pair in (("num_steps", "num_epochs"), ("epsilon", "noise_multiplier")):
+                missing += [] if arguments.keys() & pair else [" or ".join(pair)]
+            if missing:
                 raise InputError(f"a PrivateTraining needs {', '.join(missing)}, or a plan")
-            num, size = needed["num_examples"], needed["expected_batch_size"]
-            epsilon = scalars.real("epsilon", epsilon)
-            if not 0 < epsilon < float("inf"):
-                raise InputError(f"epsilon must be positive and finite, got {epsilon}")
-            plan = plan_for(
-                path,
-                Population(num, group_size, num_examples_given),
-                epsilon,
-                expected_batch_size=size,
-                num_steps=needed["num_epochs"] * (num // max(1, size)),
-                delta=needed["delta"],
-                accountant=accountant,
-                mechanism={**(mechanism_options or {}), "name": mechanism},
-            )
+            plan = plan_for(path, **arguments)
         else:
-            options = {
-                "accountant": (accountant, "pld"), "mechanism": (mechanism, "poisson"),
-                "mechanism_options": (mechanism_options, None), "group_size": (group_size, 0),
-                "num_examples_given": (num_examples_given, False),
-            }  # fmt: skip
-            given = [name for name, value in needed.items() if value is not None]
-            given += [name for name, (value, default) in options.items() if value != default]
-            if given:
-                raise InputError(f"plan= fixes {', '.join(given)}: leave them out")
+            if arguments:
+                raise InputError(f"plan= fixes {', '.join(arguments)}: leave them out")
             if not isinstance(plan, PrivacyPlan):
                 raise InputError(f"plan must be a plan of bam.make_plan, got {plan!r}")
             plan.check()
@@ -200,8 +192,9 @@ class PrivateTraining:
         has_groups = groups is not None or group_size
         self._groups = plan.population.numbered(groups) if has_groups else None
         # The arguments that define this training, besides its plan.
-        target = epsilon if epsilon is not None else plan.to_json()["epsilon"]
-        self._asked: JsonObject = {"target_epsilon": target, "trainable": trainable, "seed": seed}
+        target = plan.epsilon if epsilon is None else scalars.real("epsilon", epsilon)
+        self._asked: JsonObject = {"target_epsilon": target if target < math.inf else None}
+        self._asked |= {"trainable": trainable, "seed": seed}
         self._asked |= {"sensitivity": self._sensitivity, "clip": in_words(self._clip)}
         self._asked |= {"has_groups": self._groups is not None}
         self._row_shapes: list[tuple[int, ...]] | None = None
@@ -227,6 +220,11 @@ class PrivateTraining:
         return self.run.plan
 
     @property
+    def steps_per_epoch(self) -> int:
+        """⌊N/l⌋, the steps of one pass over the data, on average."""
+        return max(1, self.plan.num_examples // self.plan.expected_batch_size)
+
+    @property
     def steps_begun(self) -> int:
         """Number of steps counted: drawn, lost in a crash, or missing from a period."""
         return self.run.steps_begun
@@ -236,16 +234,20 @@ class PrivateTraining:
         """ε of `steps_begun` steps, at the plan's δ."""
         return self.run.epsilon_spent
 
-    def batches(self, data: PyTree) -> Iterator[DrawnBatch]:
+    def batches(self, data: PyTree, *, keys: bool = False) -> Iterator[DrawnBatch]:
         """Draws the batches of the remaining steps; drawing one spends its share of ε.
 
-        Use each drawn batch once, in order. A plan that is used up has no batch left.
+        Use each drawn batch once, in order. One pass over them is the whole training, of all its
+        epochs: a plan that is used up has no batch left, and a second pass warns of that.
 
         Args:
           data: pytree of arrays `[N, ...]`; with `num_examples_given` all may have fewer rows. Rows
             are read where they are: on the host from NumPy arrays (or objects indexed like them,
             such as memory maps), on the device from JAX arrays. With users, an array has one row
             for each entry of `groups`.
+          keys: whether each example gets a random `key` of its own in each step, for dropout or
+            random crops, and the number of the `step` from 0, as the examples of `bam train` have
+            them. Then `data` is a dict.
 
         Raises:
           InputError: if an array has another number of rows, or another shape than before, or after
@@ -271,7 +273,10 @@ class PrivateTraining:
         before = self.run.more.setdefault("data", shapes)
         if before != shapes:
             raise InputError(f"the training began with data {before}, not {shapes}")
-        self._row_shapes = [np.shape(x)[1:] for x in leaves]
+        if keys and not (isinstance(data, dict) and not {"key", "step"} & data.keys()):
+            raise InputError('keys=True needs data that are a dict without "key" and "step"')
+        like = dict(data, key=np.zeros(1), step=np.zeros(1)) if keys else data
+        self._row_shapes = [np.shape(x)[1:] for x in jax.tree.leaves(like)]
         # Rows of users come from one table, made once for the training.
         table = None
         if self._groups is not None:
@@ -281,7 +286,12 @@ class PrivateTraining:
         def read(step: int) -> tuple[PyTree, Bool[np.ndarray, "rows ..."]]:
             batch = self.run.batch(step).within(num)
             batch = batch if table is None else user_table.examples(batch, table)
-            return jax.tree.map(lambda x: self._rows(batch, x), data), np.asarray(batch.mask)
+            mask = np.asarray(batch.mask)
+            examples = jax.tree.map(lambda x: self._rows(batch, x), data)
+            if keys:
+                more = _keys_of(self.run.key("views"), np.int32(step - 1), mask.shape)
+                examples |= _placed(more, processes.of_rows(len(mask), self._mesh))
+            return examples, mask
 
         return self.draw(read)
 
@@ -291,6 +301,12 @@ class PrivateTraining:
         `read(step)` returns the examples of the batch `run.batch(step)`, and its mask. It is called
         after the step is counted.
         """
+        if self.run.resumed_after < self.run.step >= self.run.end:
+            warnings.warn(
+                f"all {self.run.end} steps of the plan were drawn, so there is no batch left: one "
+                "pass over private.batches is the whole training, of all its epochs",
+                stacklevel=2,
+            )
         for step in self.run.steps():
             yield batch_of(*read(step), step, self.tag)
 
@@ -305,7 +321,11 @@ class PrivateTraining:
         return _placed(rows, processes.of_rows(len(rows), self._mesh))
 
     def gradient(
-        self, oracle: Method, *, microbatch_size: int = 16
+        self,
+        oracle: Method,
+        *,
+        microbatch_size: int = 16,
+        not_private: Mapping[str, Callable[[Params, PyTree], Array]] | None = None,
     ) -> optax.GradientTransformation:
         """The transform from a drawn batch to the private gradient; each training makes one.
 
@@ -316,6 +336,10 @@ class PrivateTraining:
           oracle: for one example, a row of `data`, for example `bam.dp_sgd(loss_fn)`. With users,
             its method is applied to a user's mean loss, see `bam.core.oracles.Method`.
           microbatch_size: number of per-example gradients in memory at once.
+          not_private: name -> `(params, example) -> number`, such as `{"loss": loss_fn}`: figures
+            of each drawn example at the step's parameters, for the owner of the data alone. The
+            state's `not_private` holds them, and the `norm` of each gradient before clipping; `{}`
+            asks for the norms alone. Each function costs its own evaluation.
 
         `update` is compiled once, and takes each batch once. `optax.MultiSteps` cannot wrap it,
         because noise is added once for each batch: lower `microbatch_size` to save memory. If you
@@ -342,6 +366,8 @@ class PrivateTraining:
                 "this oracle cannot use group_size or trainable: make it by bam.dp_sgd or another "
                 "method of bam, or decorate yours with bam.core.oracles.method"
             )
+        if "norm" in (not_private or {}):
+            raise InputError("not_private has the norm of each gradient already: take another name")
         size, group_size = scalars.count("microbatch_size", microbatch_size), 0
         if self._groups is not None:
             group_size = self.plan.group_size
@@ -354,7 +380,13 @@ class PrivateTraining:
             mesh=self._mesh,
             group_size=group_size,
             trainable=self._trainable,
+            figures=tuple(sorted((not_private or {}).items())),
         )
+        users = (group_size,) if group_size else ()
+        shape: tuple[int, ...] = (self.plan.capacity, *users)
+        figures = dict.fromkeys(not_private or (), shape)
+        if not_private is not None and self.plan.private:
+            figures["norm"] = shape[:1]
         with self.run.in_use():
             if self._transformed:
                 raise RuntimeError(
@@ -403,7 +435,7 @@ class PrivateTraining:
                     self._used = used if self._used == step else self._used
                 raise
 
-        return optax.GradientTransformation(self._init, update)
+        return optax.GradientTransformation(functools.partial(self._init, figures=figures), update)
 
     def _check_rows(self, batch: DrawnBatch) -> None:
         """InputError if rows were added to a drawn batch, or have another shape than the data's."""
@@ -428,14 +460,14 @@ class PrivateTraining:
                 "rows would exceed the sensitivity: make views of an example inside the loss"
             )
 
-    def _init(self, params: Params) -> PrivateState:
+    def _init(self, params: Params, figures: dict[str, tuple[int, ...]]) -> PrivateState:
         if pytree.is_placeholder(params):
             no_key = jnp.zeros(0, jnp.uint32)
-            return first_state(self._clip, mean_of(self.plan), params, no_key, no_key)
+            return first_state(self._clip, mean_of(self.plan), params, no_key, no_key, figures)
         with self.run.in_use():
-            return self._first_state(params)
+            return self._first_state(params, figures)
 
-    def _first_state(self, params: Params) -> PrivateState:
+    def _first_state(self, params: Params, figures: dict[str, tuple[int, ...]]) -> PrivateState:
         if tracing.being_traced():
             raise RuntimeError("init a private transform outside of jit: it holds a secret key")
         if self._initialised or self.run.step > self.run.resumed_after:
@@ -453,7 +485,7 @@ class PrivateTraining:
             )
         self._initialised = True
         key = self.run.key("noise")
-        state = first_state(self._clip, mean_of(self.plan), trained, key, self.tag)
+        state = first_state(self._clip, mean_of(self.plan), trained, key, self.tag, figures)
         # The first step after a resume is step `resumed_after` + 1, as in its batch.
         noise = state.privatize.noise
         noise = noise._replace(step=jnp.asarray(self.run.resumed_after, noise.step.dtype))
@@ -554,9 +586,32 @@ class PrivateTraining:
         raise TypeError("a PrivateTraining cannot be copied: the copy would repeat its noise")
 
 
+def _given(**arguments: tuple[Any, Any]) -> dict[str, Any]:
+    """Returns the arguments, each with its default, that are not at their default."""
+    return {name: value for name, (value, default) in arguments.items() if value != default}
+
+
 def _placed(tree: PyTree, sharding: NamedSharding | None) -> PyTree:
     """Returns the arrays with a sharding, or as they are without one."""
     return processes.put(tree, sharding) if sharding else tree
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _keys_of(
+    key_of_views: UInt32[Array, "2"], step: Int32[Array, ""], shape: tuple[int, ...]
+) -> dict[str, Array]:
+    """Returns a `key` and the `step` for each place of a batch, `[M]` or `[M, k]` for users."""
+    key = jax.random.wrap_key_data(key_of_views, impl="threefry2x32")
+    key = jax.random.fold_in(key, step)
+
+    # The second half, as in `bam train`: the first is the key of the random views.
+    def key_at(place: Array) -> Array:
+        return jax.random.split(jax.random.fold_in(key, place))[1]
+
+    keys = jax.vmap(key_at)(jnp.arange(shape[0]))
+    if len(shape) == 2:
+        keys = jax.vmap(lambda key: jax.random.split(key, shape[1]))(keys)
+    return {"key": keys, "step": jnp.full(shape, step, jnp.int32)}
 
 
 def _resolved(folder: str | Path) -> Path:

@@ -1,7 +1,6 @@
 """The plan that a run has recorded in its folder, which stays when the run goes on."""
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any
 
@@ -9,53 +8,41 @@ from bam import files, provenance
 from bam.errors import InputError
 from bam.files import JsonMapping
 from bam.privacy import ledger
-from bam.privacy.plan import Population, PrivacyPlan, make_plan
+from bam.privacy.plan import PrivacyPlan, make_plan, plan_without_epsilon
 
 PLAN = "plan.json"
 
 
 def plan_for(
     folder: Path | None,
-    population: Population,
-    target_epsilon: float,
     *,
     plan: PrivacyPlan | None = None,
     spare_steps: int = 0,
-    mechanism: JsonMapping,
-    **settings: Any,
+    **arguments: Any,
 ) -> PrivacyPlan:
-    """Returns the plan recorded in a folder, if it has these settings, or without one a new plan.
+    """Returns the plan recorded in a folder, if it has these arguments, or without one a new plan.
 
     The recorded σ and ε stay, because another version of the accountant may choose others.
 
     Args:
       folder: of the run to continue or begin; None for none.
-      population: the examples or users.
-      target_epsilon: the largest ε, `inf` without privacy.
-      plan: a plan that is taken as it is, if it has these settings: none is read or made.
+      plan: a plan that is taken as it is, if it has these arguments: none is read or made.
       spare_steps: the number of steps in `num_steps` that only replace lost ones.
-      mechanism: name and options of the way to draw batches.
-      **settings: the other arguments of `make_plan`.
+      **arguments: those of `make_plan`.
 
     Raises:
       InputError: as `make_plan` and `recorded_plan`, and if another plan is recorded.
     """
-    target = target_epsilon if target_epsilon < math.inf else None
-    kept = plan or (folder and recorded_plan(folder, target))
+    asked = plan_without_epsilon(**arguments)
+    is_target = asked.private and not asked.noise_multiplier
+    kept = plan or (folder and recorded_plan(folder, asked.epsilon if is_target else None))
     if not kept:
-        plan = make_plan(
-            num_examples=population,
-            target_epsilon=target_epsilon,
-            mechanism=mechanism,
-            **settings,
-        )
-        return dataclasses.replace(plan, spare_steps=spare_steps)
-    if target is None:
-        settings |= {"noise_multiplier": 0.0, "epsilon": math.inf}
-    else:
-        kept.check_target(target)
-    settings |= {"population": population, "spare_steps": spare_steps}
-    expected = dataclasses.replace(kept, mechanism_config=mechanism, **settings)
+        return dataclasses.replace(make_plan(**arguments), spare_steps=spare_steps)
+    if is_target:
+        kept.check_target(asked.epsilon)
+        asked = dataclasses.replace(asked, noise_multiplier=kept.noise_multiplier)
+    epsilon = kept.epsilon if asked.private else asked.epsilon
+    expected = dataclasses.replace(asked, epsilon=epsilon, spare_steps=spare_steps)
     where = folder / PLAN if folder else "the plan"
     check_same(where, kept.to_json(), expected.to_json())
     return kept

@@ -382,6 +382,7 @@ def with_smaller_batches(config: ConfigDict, factor: int) -> ConfigDict:
     smaller.expected_batch_size = plan.expected_batch_size // factor
     # The cheap run's plan finds its σ again from this ε, so both use one accountant; RDP is fast.
     smaller.num_steps, smaller.accountant = plan.training_steps, "rdp"
+    smaller.noise_multiplier = None
     smaller.epsilon = accounting.epsilon(
         noise_multiplier=plan.noise_multiplier / factor,
         sampling_prob=plan.sampling_prob / factor,

@@ -52,6 +52,8 @@ def as_trial(config: ConfigDict, selection: Selection, held_out: bool) -> Config
     """The config of a trial from that of its setting; its ε becomes the ε of the whole search."""
     if held_out != bool(config.dataset.holdout):
         raise InputError("--score=held_out and --holdout=N belong together: give both or neither")
+    if config.epsilon is None:
+        raise InputError("--private shares out an ε: set --config.epsilon, not a noise_multiplier")
     if not config.checkpoint.every:
         raise InputError("--private releases a checkpoint: set --config.checkpoint.every above 0")
     if config.loss.name != "cross_entropy":

@@ -14,12 +14,12 @@ from bam.errors import InputError
 from bam.extras import needs
 from bam.models import finetune
 from bam.models.normalisation import Normalisation
-from bam.privacy.plan import Population, PrivacyPlan
+from bam.privacy.plan import PrivacyPlan, steps_in
 from bam.privacy.private_gradient import gradient_of
 from bam.privacy.recorded_plan import plan_for
 from bam.training import devices, examples, fit, loading, methods, parts
 from bam.training import step as steps
-from bam.training.config import check
+from bam.training.config import NOISE, check
 from bam.training.trainer import (
     Trainer,
     check_microbatch_size,
@@ -144,17 +144,23 @@ def _planned(
     config: ConfigDict, num_examples: int, plan: PrivacyPlan | None, folder: Path | None
 ) -> PrivacyPlan:
     """The plan of a run, see `plan_for`."""
-    # An epoch has N // l steps on average, because q = l/N.
-    epochs_steps = config.num_epochs * (num_examples // config.expected_batch_size)
+    noise = {key: config[key] for key in NOISE}
+    if not methods.is_private(config.method.name):
+        noise = {"epsilon": math.inf}
+    num_steps = config.num_steps or steps_in(
+        config.num_epochs, num_examples, config.expected_batch_size
+    )
     return plan_for(
         folder,
-        Population(num_examples, config.dataset.group_size, config.num_examples is not None),
-        config.epsilon if methods.is_private(config.method.name) else math.inf,
         plan=plan,
-        expected_batch_size=config.expected_batch_size,
-        num_steps=(config.num_steps or epochs_steps) + config.spare_steps,
         spare_steps=config.spare_steps,
+        num_examples=num_examples,
+        group_size=config.dataset.group_size,
+        num_examples_given=config.num_examples is not None,
+        expected_batch_size=config.expected_batch_size,
+        num_steps=num_steps + config.spare_steps,
         delta=config.delta,
         accountant=config.accountant,
         mechanism=parts.set_keys(config.mechanism, ""),
+        **noise,
     )

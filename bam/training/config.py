@@ -23,6 +23,7 @@ with needs("train"):
     from ml_collections import ConfigDict, config_dict
 
 METHODS = tuple(part_table.METHODS)
+NOISE = ("epsilon", "noise_multiplier")  # each decides the other
 STRENGTHS = ("lambda", "rho", "strength")  # what papers call the options that are a strength
 
 
@@ -68,16 +69,23 @@ def name_part(config: ConfigDict, section: str, /, name: str, **options: object)
 def add_options(config: ConfigDict, overrides: Mapping[str, object]) -> None:
     """Makes room in a config for the parts and options that a command line names.
 
-    If the command line names another part than the config, it is named as by `name_part`. Each
-    option in the overrides is added with its default. The caller sets the values.
+    A given `epsilon` unsets `noise_multiplier`, and the other way round. If the command line names
+    another part than the config, it is named as by `name_part`. Each option in the overrides is
+    added with its default. The caller sets the values.
 
     Args:
       config: the config to change.
       overrides: KEY or SECTION.KEY -> value; only the values of `SECTION.name` are read.
 
     Raises:
-      InputError: for an option that the part lacks; the line lists its options.
+      InputError: for an option that the part lacks; the line lists its options. Also if both set
+        the noise.
     """
+    given = [key for key in NOISE if key in overrides]
+    if len(given) == 2:
+        raise InputError("epsilon and noise_multiplier both set the noise: set one of them")
+    for key in set(NOISE) - set(given) if given else ():
+        config[key] = None
     # Names first: the options that a section can have depend on its part.
     for section in SECTIONS:
         name = overrides.get(f"{section}.name")
@@ -179,8 +187,11 @@ def check(config: ConfigDict) -> None:
         if not isinstance(name := config[section].get("name"), str):
             raise InputError(f"{section}.name is {name}: set --config.{section}.name=NAME")
     _check_numbers(config)
+    is_private = methods.is_private(config.method.name)
+    if is_private and (config.epsilon is None) == (config.noise_multiplier is None):
+        raise InputError("set epsilon or noise_multiplier, and the other one to None")
     # An infinite ε would train without noise under a private method's name.
-    if config.epsilon == math.inf and methods.is_private(config.method.name):
+    if config.epsilon == math.inf and is_private:
         raise InputError(
             f"method {config.method.name} has no privacy at epsilon inf: set a finite epsilon, as "
             "--config.epsilon=3, or the method non_private, as --config=FILE:non_private"
