@@ -713,6 +713,6 @@ def test_each_example_has_a_key_of_its_own_in_each_step_that_a_seed_repeats(num_
         runs.append((keys, w.tolist()))
     assert runs[0] == runs[1] and np.isfinite(runs[0][1]).all()
     assert len(set(map(tuple, runs[0][0]))) == len(runs[0][0])
-    cases.refused("keys=True needs data that are a dict", list, training().batches(DATA, keys=True))
+    cases.refused("keys=True needs data that are a dict", training().batches, DATA, keys=True)
     data = {"x": DATA, "key": DATA}
-    cases.refused("keys=True needs data that", list, training().batches(data, keys=True))
+    cases.refused("keys=True needs data that", training().batches, data, keys=True)
