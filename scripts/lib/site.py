@@ -1,4 +1,4 @@
-"""A hook of `mkdocs` that adds figures and the notebook, and turns formulas into MathML."""
+"""A hook of `mkdocs` that adds pages and figures, and turns formulas into MathML."""
 
 import html
 import json
@@ -8,17 +8,24 @@ from typing import Any
 
 FIGURES = ("benchmarks/depth_cpu.png", "benchmarks/depth_h100.png")
 NOTEBOOK = "clipping_bias"
+# Pages of the site that are not in docs/, and their files.
+PAGES = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "security.md": "SECURITY.md",
+    "changelog.md": "CHANGELOG.md",
+}
 FORMULA = re.compile(
     r'<(?:span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</(?:span|div)>', re.DOTALL
 )
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the figures and the notebook to the site."""
+    """Adds the pages beside docs/, the figures and the notebook to the site."""
     from mkdocs.structure.files import File
 
-    for figure in FIGURES:
-        files.append(File.generated(config, figure, abs_src_path=figure))
+    for name, path in {**PAGES, **{x: x for x in FIGURES}}.items():
+        files.append(File.generated(config, name, abs_src_path=path))
     notebook = json.loads(Path(config.docs_dir, f"{NOTEBOOK}.ipynb").read_text(encoding="utf-8"))
     files.append(File.generated(config, f"{NOTEBOOK}.md", content=as_markdown(notebook)))
     return files
@@ -42,8 +49,10 @@ def as_markdown(notebook: Any) -> str:
 def on_page_markdown(markdown: str, **unused: Any) -> str:
     """Points links to the places on the site; a link to a folder becomes its name."""
     markdown = re.sub(r"\[(\w+/)\]\((?:\.\./)?\w+\)", r"`\1`", markdown)
-    markdown = markdown.replace(f"({NOTEBOOK}.ipynb)", f"({NOTEBOOK}.md)")
-    return markdown.replace("](../benchmarks/", "](benchmarks/")
+    for name, path in PAGES.items():
+        markdown = re.sub(rf"\]\((\.\./)?{path}", f"]({name}", markdown)
+    markdown = markdown.replace("](docs/", "](").replace("](../benchmarks/", "](benchmarks/")
+    return markdown.replace(f"({NOTEBOOK}.ipynb)", f"({NOTEBOOK}.md)")
 
 
 def on_post_page(output: str, **unused: Any) -> str:

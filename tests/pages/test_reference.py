@@ -17,7 +17,9 @@ from scripts.lib import pages
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-API = sorted(page.name for page in DOCS.glob("api_*.md"))
+API = (DOCS / "api.md").read_text(encoding="utf-8")
+SHOWN = re.findall(r"^::: ([\w.]+)", API, re.MULTILINE)
+EXAMPLES = re.findall(r"^```python\n(.*?)^```", API, re.DOTALL | re.MULTILINE)
 
 
 def test_the_generated_pages_are_what_the_code_says():
@@ -49,35 +51,33 @@ def test_the_architecture_page_names_files_that_exist():
     assert folders <= named
 
 
-@pytest.mark.parametrize("name", API)
-def test_the_examples_of_an_api_page_run(name):
-    text = (DOCS / name).read_text(encoding="utf-8")
-    examples = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    assert examples
-    for code in examples:
-        test = doctest.DocTestParser().get_doctest(code, {}, name, name, 0)
-        assert test.examples
-        failures: list[str] = []
-        runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-        runner.run(test, out=failures.append)
-        assert failures == []
+@pytest.mark.parametrize("section", ["Core", "Privacy", "Training", "Release, audit and testing"])
+def test_each_section_of_the_api_page_has_an_example_and_shows_modules(section):
+    text = API.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    assert "```python\n>>> " in text and "\n::: bam." in text
 
 
-@pytest.mark.parametrize("name", API)
-def test_what_an_api_page_shows_exists(name):
-    shown = re.findall(r"^::: ([\w.]+)", (DOCS / name).read_text(encoding="utf-8"), re.MULTILINE)
-    assert shown
-    for path in shown:
-        try:
-            importlib.import_module(path)
-        except ModuleNotFoundError:
-            module, _, attribute = path.rpartition(".")
-            assert hasattr(importlib.import_module(module), attribute), path
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_the_examples_of_the_api_page_run(code):
+    test = doctest.DocTestParser().get_doctest(code, {}, "api.md", "api.md", 0)
+    assert test.examples
+    failures: list[str] = []
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    runner.run(test, out=failures.append)
+    assert failures == []
 
 
-def test_the_api_pages_show_all_that_bam_exports():
-    text = "".join((DOCS / name).read_text(encoding="utf-8") for name in API)
-    shown = set(re.findall(r"^::: ([\w.]+)", text, re.MULTILINE))
+@pytest.mark.parametrize("path", SHOWN)
+def test_what_the_api_page_shows_exists(path):
+    try:
+        importlib.import_module(path)
+    except ModuleNotFoundError:
+        module, _, attribute = path.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute)
+
+
+def test_the_api_page_shows_all_that_bam_exports():
+    shown = set(SHOWN)
     for name in bam.__all__:
         found = getattr(bam, name)
         if inspect.ismodule(found):
