@@ -1,4 +1,4 @@
-"""CIFAR-10, private, on features of drawn images: a linear model.
+"""CIFAR-10 on features of drawn images: a linear model.
 
 Command:   bam sweep --config=cifar10_prior --methods=dp_sgd --num_seeds=5 --workdir=DIR
              --set=optimizer.learning_rate=RATE --config.epsilon=EPSILON --config.num_steps=STEPS

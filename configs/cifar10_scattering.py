@@ -1,4 +1,4 @@
-"""CIFAR-10, private, on fixed scattering features: a linear model.
+"""CIFAR-10 on fixed scattering features: a linear model.
 
 Command:   bam train --config=configs/cifar10_scattering.py:METHOD --workdir=DIR
              --config.epsilon=EPSILON --config.dataset.source=parquet --config.dataset.path=FOLDER

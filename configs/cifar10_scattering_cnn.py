@@ -1,4 +1,4 @@
-"""CIFAR-10, private, on fixed scattering features: Tramèr and Boneh's small CNN.
+"""CIFAR-10 on fixed scattering features: Tramèr and Boneh's small CNN.
 
 Command:   python -m scripts.paper.reproduce --datasets=cifar10_scattering_cnn
              --methods=dp_sgd,bam_sam --epsilons=3 --seeds=3 --workdir=DIR

@@ -1,4 +1,4 @@
-"""Five classes of CIFAR-10, private, after training on the other five, as if they were public.
+"""Five classes of CIFAR-10, after training on the other five as if they were public.
 
 Command:   bam train --config=finetune:dp_sgd --workdir=DIR
              --config.init_from=WEIGHTS --config.init_fresh=Dense_0 --config.trainable=NAMES

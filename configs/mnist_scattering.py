@@ -1,4 +1,4 @@
-"""MNIST, private, on fixed scattering features: a linear model or a small CNN.
+"""MNIST on fixed scattering features: a linear model or a small CNN.
 
 Command:   bam train --config=configs/mnist_scattering.py:METHOD --workdir=DIR
              --config.dataset.source=parquet --config.dataset.path=FOLDER

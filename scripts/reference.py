@@ -7,7 +7,7 @@ import ast
 import inspect
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from absl import flags
@@ -20,36 +20,44 @@ from bam.training.keys import KEYS
 from scripts.lib import pages
 
 
-def options_of(section: str, name: str) -> str:
-    """The options of a method, model, clip, …, with their defaults."""
-    options = parts.options_of(section, name).items()
-    return ", ".join(f"`{k}` {as_code(v)}".strip() for k, v in options)
+def names_of(section: str) -> str:
+    """A list of the names that a section accepts, with the options of each and their defaults."""
+    rows = {name: parts.options_of(section, name) for name in SECTIONS[section].rows}
+    if not any(rows.values()):
+        return f"`{section}.name` accepts {', '.join(f'`{name}`' for name in rows)}.\n"
+    lines = [f"- `{name}`{': ' if rows[name] else ''}{options_in(rows[name])}" for name in rows]
+    return "\n".join([f"`{section}.name` accepts:", "", *lines, ""])
+
+
+def options_in(defaults: Mapping[str, object]) -> str:
+    """The options of a part, with their defaults."""
+    needed = [f"`{k}`" for k, v in defaults.items() if v is inspect.Parameter.empty]
+    given = {k: v for k, v in defaults.items() if v is not inspect.Parameter.empty}
+    texts = [f"`{k}`" if v is None else f"`{k}={json.dumps(v)}`" for k, v in given.items()]
+    return ", ".join([f"{' and '.join(needed)} must be set", *texts] if needed else texts)
 
 
 def as_code(value: object) -> str:
-    """A default in Markdown; "" for an argument without one."""
-    if value is inspect.Parameter.empty:
-        return ""
+    """A default in Markdown."""
     return "not set" if value is None else f"`{json.dumps(value)}`"
 
 
-def table(*rows: Iterable[str]) -> str:
-    """A Markdown table, its first row the head; names of pages become links."""
-    cells = [[" ".join(x.split()).replace("|", "\\|") for x in row] for row in rows]
-    lines = [cells[0], ["---"] * len(cells[0]), *cells[1:]]
-    text = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def items(rows: Iterable[tuple[str, str]]) -> str:
+    """A Markdown list of names and their meanings; names of pages become links."""
+    text = "".join(f"- {name}: {' '.join(meaning.split())}\n" for name, meaning in rows)
     return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text)
 
 
 def keys() -> str:
-    """All keys, in a table for each section."""
-    rows: dict[str, list[tuple[str, str, str]]] = {}
+    """All keys, in a list for each section, with the names that it accepts."""
+    rows: dict[str, list[tuple[str, str]]] = {}
     for key in KEYS:
         section = rows.setdefault(key.name.rpartition(".")[0], [])
-        section.append((f"`{key.name}`", as_code(key.default), key.help))
+        section.append((f"`{key.name}` ({as_code(key.default)})", key.help))
     return "\n".join(
         f"## {f'`{section}`' if section else 'The whole run'}\n\n"
-        + table(("key", "default", "meaning"), *section_rows)
+        + items(section_rows)
+        + (f"\n{names_of(section)}" if section in SECTIONS else "")
         for section, section_rows in rows.items()
     )
 
@@ -62,33 +70,32 @@ def commands() -> str:
         options.define(values, row.flags)
         usage = "\n".join(re.findall(r"^bam .*(?:\n  +-.*)*", row.about, re.MULTILINE))
         usage = re.sub(" {3,}--", " \\\\\n  --", usage)
-        rows = [(f"`--{x}`", as_code(values[x].default), readable(values[x].help)) for x in values]
+        rows = [(f"`{str(x).removesuffix('=')}`", readable(values[x.name].help)) for x in row.flags]
         heading = f"## bam {name}\n\n`bam {name}` {row.does}.\n\n```bash\n{usage}\n```\n\n"
-        sections.append(heading + table(("flag", "default", "meaning"), *rows))
+        sections.append(heading + items(rows))
     return "\n".join(sections)
 
 
 def statuses() -> str:
     """The meaning of each exit status."""
-    return table(("exit status", "meaning"), *((str(k), v) for k, v in options.STATUSES.items()))
+    return items((f"`{status}`", text) for status, text in options.STATUSES.items())
 
 
 def readable(text: str) -> str:
-    """A flag's help with "a or b; " in place of the `<a|b>: ` that absl puts before it."""
+    """A flag's help as `bam COMMAND --help` prints it, without what absl adds."""
+    text = re.sub(r";\s+repeat this option to specify a list of values$", "", text)
     return re.sub(r"^<(.*?)>: ", lambda x: f"{x[1].replace('|', ' or ')}; ", text)
 
 
 def tables() -> dict[str, dict[str, str]]:
     """Page -> marker on the page -> text after the marker."""
-    rows = [(s, f"`{k}`", options_of(s, k)) for s, x in SECTIONS.items() for k in x.rows]
     docs = {
         k: ast.get_docstring(ast.parse(f.read_text())) for k, f in named_configs.shipped().items()
     }
     shipped = [(f"`{k}`", (doc or "").split("\n\n")[0]) for k, doc in sorted(docs.items())]
     config_tables = {
         "keys": keys(),
-        "options": table(("section", "name", "options"), *rows),
-        "shipped": table(("config", "what it trains"), *shipped),
+        "shipped": items(shipped),
     }
     return {
         "docs/config.md": config_tables,

@@ -125,24 +125,15 @@ same command on each of them with --coordinator (docs/accelerators.md).
             ),
             Flag("workdir", "", "folder for the run's files; an unfinished run there is resumed"),
             MANY_RUNS[3],
-            Flag(
-                "tune",
-                False,
-                "with --config.dry_run: time which microbatch size is fastest on this machine",
-            ),
+            Flag("tune", False, "with --config.dry_run: time which microbatch size is fastest"),
             Flag(
                 "coordinator",
                 "",
-                "HOST:PORT of process 0, if several processes train together; auto: as SLURM, "
-                "Kubernetes, Cloud TPU or MPI says",
+                "HOST:PORT of process 0 of several; auto: as SLURM, Kubernetes, Cloud TPU or MPI "
+                "says",
             ),
             Flag("num_processes", None, "with --coordinator=HOST:PORT: number of processes", int),
-            Flag(
-                "process_id",
-                None,
-                "with --coordinator=HOST:PORT: this process, from 0 to num_processes - 1",
-                int,
-            ),
+            Flag("process_id", None, "with --coordinator=HOST:PORT: this process, from 0", int),
         ),
         (
             Rule(
@@ -174,13 +165,10 @@ example with the private data.
                 "config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD", required=True
             ),
             Flag("public", "", "the public data set, as --config.dataset.name", required=True),
-            Flag("source", "", "source of the public data, as --config.dataset.source"),
-            Flag("path", "", "path of the public data, as --config.dataset.path"),
+            Flag("source", "", "its source, as --config.dataset.source"),
+            Flag("path", "", "its path, as --config.dataset.path"),
             Flag(
-                "num_classes",
-                0,
-                "number of public classes, if the public files do not name them",
-                least=0,
+                "num_classes", 0, "its number of classes, if the files do not name them", least=0
             ),
             Flag("quantile", 0.5, "quantile of the gradient norms, above 0 and at most 1"),
             Flag("steps", 20, "training steps before the norms are measured", least=0),
@@ -218,15 +206,12 @@ from the same settings and keeps the best; then ε pays for the choice, too.
                 "METHOD or METHOD:STRENGTH, the baseline first",
                 required=True,
             ),
-            Flag("set", [], "KEY=VALUE,VALUE of the config; all combinations are trained", list),
+            Flag("set", [], "KEY=VALUE,VALUE; may be repeated: all combinations are trained", list),
             *MANY_RUNS[2:],
             Flag("holdout", 0, "training images to compare on; 0: the test split", least=0),
             Flag("best", 0, "settings of each method that get all seeds; 0: all", least=0),
             Flag(
-                "smaller",
-                1,
-                "TAN's rule: make batches and noise this many times smaller",
-                least=1,
+                "smaller", 1, "TAN's rule: batches and noise this many times smaller", least=1
             ),
             Flag(
                 "metric",
@@ -235,15 +220,11 @@ from the same settings and keeps the best; then ε pays for the choice, too.
             ),
             Flag("out", "", "path of the tables without .json and .md; '': WORKDIR/sweep"),
             Flag(
-                "private",
-                False,
-                "search privately: --config.epsilon pays for the choice, too (docs/choose.md)",
+                "private", False, "let --config.epsilon pay for the choice, too (docs/choose.md)"
             ),
             Flag("trials_mean", 8.0, "with --private: mean number of trials"),
             Flag(
-                "trials_shape",
-                1.0,
-                "with --private: shape η of the number of trials; 0: logarithmic, 1: geometric",
+                "trials_shape", 1.0, "with --private: its shape η; 0: logarithmic, 1: geometric"
             ),
             Flag(
                 "score",
@@ -251,11 +232,7 @@ from the same settings and keeps the best; then ε pays for the choice, too.
                 "with --private: images that score a trial",
                 choices=("training", "held_out"),
             ),
-            Flag(
-                "score_noise",
-                10.0,
-                "with --private: standard deviation of the noise on a score, in images",
-            ),
+            Flag("score_noise", 10.0, "with --private: σ of the noise on a score, in images"),
         ),
         (
             Rule(
@@ -276,16 +253,9 @@ on if --public made it.
         (
             Flag("workdir", "", "folder of a run; only the page is written to it", required=True),
             Flag(
-                "out",
-                "",
-                "HTML file to write; '': report.html in WORKDIR, or with --public "
-                "report_public.html",
+                "out", "", "HTML file; '': in WORKDIR report.html, with --public report_public.html"
             ),
-            Flag(
-                "public",
-                False,
-                "leave out paths, the seed and all that ε does not cover, to pass the page on",
-            ),
+            Flag("public", False, "leave out paths, the seed and all that ε does not cover"),
         ),
     ),
     "export": Command(
@@ -296,26 +266,13 @@ bam export --workdir=runs/digits --out=release
         (
             Flag("workdir", "", "folder of a finished run, trained without a seed", required=True),
             Flag("out", "", "folder to write, new or empty", required=True),
+            Flag("nominal", False, "also accept a run with a seed; PRIVACY.md says what it means"),
+            Flag("own_model", "", "MODULE:FUNCTION of a model of your own, which is imported"),
             Flag(
-                "nominal",
-                False,
-                "also accept a run with a seed; its PRIVACY.md begins with what that means",
+                "stablehlo", False, "also write model.stablehlo, the model as a jax.export program"
             ),
             Flag(
-                "own_model",
-                "",
-                "MODULE:FUNCTION of the run's model, if it is your own; it is imported",
-            ),
-            Flag(
-                "stablehlo",
-                False,
-                "also write model.stablehlo: images to outputs as one program, for jax.export",
-            ),
-            Flag(
-                "weights",
-                "",
-                "for this program: weights of the backbone that made the features; '': the file "
-                "that the run read",
+                "weights", "", "for this program: the backbone's weights; '': those of the run"
             ),
         ),
     ),
@@ -342,24 +299,12 @@ If a file cannot be read, its row has no class and the exit status is 2.
             Flag("release", "", "folder that `bam export` wrote", required=True),
             Flag("out", "", "new file to write, .json or CSV; '': standard output"),
             Flag("format", "", "'': as --out ends, else CSV", choices=("", "csv", "json")),
+            Flag("top", None, "list so many likeliest classes; not set: a column for each", int, 1),
             Flag(
-                "top",
-                None,
-                "number of likeliest classes to list; not set: a column for each class",
-                int,
-                1,
+                "own_model", "", "MODULE:FUNCTION of a model that is not bam's: code that you trust"
             ),
             Flag(
-                "own_model",
-                "",
-                "MODULE:FUNCTION of the release's model, if it is not one of bam's: code that you "
-                "trust",
-            ),
-            Flag(
-                "weights",
-                "",
-                "weights of the backbone that made the release's features; their SHA-256 is in "
-                "model.json",
+                "weights", "", "the backbone's weights, whose SHA-256 the release's model.json has"
             ),
         ),
         positional=True,
@@ -390,12 +335,7 @@ training data. That run is for the audit alone: release nothing of it.
                 None,
                 "with --one_run: NAME:METHOD of a shipped config, or FILE.py:METHOD",
             ),
-            Flag(
-                "canaries",
-                1000,
-                "with --one_run: number of canaries; half of them take part in training",
-                least=20,
-            ),
+            Flag("canaries", 1000, "with --one_run: canaries, half of them in training", least=20),
         ),
         (
             Rule(
@@ -431,34 +371,27 @@ are public.
             Flag("size", "32", "height and width in pixels; 16x24: height, then width"),
             Flag("channels", "3", "1: grey; 3: colour", choices=("1", "3")),
             Flag(
-                "window",
-                None,
-                "LOW,HIGH: the values that become black and white, for files of more than 8 bits",
-                tuple,
+                "window", None, "LOW,HIGH: values that become black and white, beyond 8 bits", tuple
             ),
             Flag("background", "white", "colour behind transparent pixels",
                  choices=("white", "black")),
             Flag(
-                "labels", "", "CSV, Parquet, JSON lines or COCO's JSON with a row for each image: "
-                "a path, or the name of a file in FOLDER or in each of its train and test folders",
+                "labels", "", "table with a row for each image (CSV, Parquet, JSON lines, COCO's "
+                "JSON): a path, or its name in FOLDER or in the folders of its splits",
             ),
-            Flag("file_column", "file", "column of --labels: the image's path in FOLDER; without "
-                 "a column file, file_name"),
+            Flag("file_column", "file", "column of --labels: the image's path; else file_name"),
             Flag(
-                "label_column",
-                "label",
-                "column of --labels: the class's name; several, as a,b: columns of zeros and ones",
+                "label_column", "label", "column of --labels: the class; a,b: columns of 0 and 1"
             ),
-            Flag("user_column", "", "column of --labels: the user that the image belongs to; "
-                 "PatientID: from DICOM files, if no column has it; '': no users"),
+            Flag("user_column", "", "column of --labels: the image's user; PatientID: else from "
+                 "DICOM files; '': no users"),
             Flag("split_column", "", "column of --labels: train or test; '': drawn by hash"),
             Flag("number", False, "labels are numbers, not names of classes"),
-            Flag("target_offset", 0.0, "with --number: a number near the labels' mean; it is "
-                 "published with the model, so take it from elsewhere, not from these labels"),
+            Flag("target_offset", 0.0, "with --number: a public number near the labels' mean, "
+                 "not computed from them"),
             Flag(
-                "target_scale", 1.0, "with --number: a number near the labels' spread, published, "
-                "too; the model learns (label - offset) / scale, and predictions are in the "
-                "labels' unit",
+                "target_scale", 1.0, "with --number: a public number near their spread; the model "
+                "learns (label - offset) / scale",
             ),
             Flag("map", (), "FROM:TO: replace labels, as yes:1,no:0"),
             Flag(
@@ -470,27 +403,25 @@ are public.
             Flag(
                 "validation",
                 "",
-                "split that validation images join; leave: none; '': train, or test if there is "
-                "no other test image",
+                "split of validation images; leave: none; '': train, or test if nothing else is",
                 choices=("", "train", "test", "leave"),
             ),
-            Flag("masks", False, "import masks as images, too: img_mask.png and the like beside "
-                 "img.png, and folders such as masks"),
-            Flag("all_dicom", False, "import DICOM files that are no plain scans, too: localizers, "
-                 "secondary captures, segmentations, plans, doses, reports, and pictures with "
-                 "burnt-in annotation, which may show a name"),
+            Flag("masks", False, "also import masks: img_mask.png beside img.png, folders such "
+                 "as masks"),
+            Flag("all_dicom", False, "also import DICOM files that are no plain scans, and "
+                 "pictures with burnt-in annotation, which may show a name"),
             Flag("near_duplicates", False, "also count pictures that look alike"),
             Flag("classes", (), "public names of the classes; '': the folders' names"),
             Flag(
-                "test", 0.2, "share of images or, if there are users, of users for the test split",
+                "test", 0.2, "share of images (with users: of users) for the test split",
                 least=0, most=1
             ),
             Flag(
-                "stratify", 0, "number of test images (with users: test users) of each class, "
-                "instead of --test; 0: a share of all", least=0,
+                "stratify", 0, "test images (with users: users) of each class; 0: as --test says",
+                least=0,
             ),
             Flag("test_folder", "", "another folder of classes, with the test images"),
-            Flag("strict", False, "stop at a file that cannot be read, instead of leaving it out"),
+            Flag("strict", False, "stop at a file that cannot be read, do not leave it out"),
             Flag("workers", 0, "threads that decode; 0: one for each core", least=0),
         ),
         (
@@ -562,7 +493,7 @@ the sum of their δ this gives at most the sum of their ε, and usually much les
             Flag("target_epsilon", None, "ε to find σ for", float),
             Flag("sampling_prob", None, "q, the probability of Poisson sampling", float),
             Flag("num_steps", None, "T, the number of steps", int, least=1),
-            Flag("plan", None, "plan.json of a run, or the run's folder; repeat it for each run",
+            Flag("plan", None, "a run's folder, or its plan.json; repeated for each run",
                  list),
             Flag("delta", 1e-5, "δ; with --plan the default is the largest δ of the runs"),
             Flag("accountant", "pld", "accountant that finds σ for --target_epsilon",

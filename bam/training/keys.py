@@ -55,127 +55,106 @@ class Key(NamedTuple):
 # fmt: off
 KEYS = (
     Key("seed", None,
-        "Not set: a run to release, with secret randomness of the operating system. Set: a run "
-        "that can be repeated to the bit; anyone who knows the seed can remove its noise.",
-        kind=int, least=0),
-    Key("epsilon", 3.0,
-        "ε, the budget of the whole run. The noise follows from it before training starts.",
+        "Not set: secret randomness, for a run to release. Set: repeatable to the bit, but anyone "
+        "who knows the seed can remove the noise.", kind=int, least=0),
+    Key("epsilon", 3.0, "ε of the whole run; the noise follows from it.",
         kind=float, unbounded=True, public=True),
     Key("noise_multiplier", None,
-        "σ, in place of `epsilon`: ε follows from it. A flag for one of the two unsets the other.",
-        kind=float, public=True),
+        "σ, in place of `epsilon`, which follows from it. A flag for one of the two unsets the "
+        "other.", kind=float, public=True),
     Key("delta", 1e-5, "δ of (ε, δ)-differential privacy.", public=True),
-    Key("accountant", "pld", 'The computation of ε: "pld", which is tight, or "rdp".', public=True),
+    Key("accountant", "pld", 'How ε is computed: "pld" (tight) or "rdp".', public=True),
     Key("clip_norm", 1.0, "C, the largest norm of one example's gradient in the sum.",
         public=True),
     Key("clip_norm_from", "",
-        'The origin of C, as `bam clip_norm` prints it; "": chosen by hand. PRIVACY.md and '
-        "releases repeat it.", public=True),
-    Key("clip.name", "l2",
-        'How an example\'s gradient is bounded: "l2" scales it to norm C if it is longer.',
+        'Where C comes from, as `bam clip_norm` prints it; "": chosen by hand. It is published.',
+        public=True),
+    Key("clip.name", "l2", 'How a gradient is bounded: "l2" scales it to norm C if it is longer.',
         names=tuple(part_table.CLIPS), public=True),
     Key("expected_batch_size", 256,
         "l, the mean number of examples in a batch; sums are divided by it.", least=1, public=True),
     Key("mechanism.name", "poisson",
-        'How batches are drawn, which decides the ε of a noise: "poisson" with q = l/N, '
-        '"full_batch" or "random_allocation" (see bam/privacy/mechanisms.py). "banded" also '
-        'correlates the noise of `bands` steps.',
+        'How batches are drawn: "poisson" with q = l/N, "full_batch" or "random_allocation"; '
+        '"banded" also correlates the noise of `bands` steps (docs/batches.md).',
         names=tuple(part_table.MECHANISMS), public=True),
     Key("mechanism.bands", None,
         'Steps over which "banded" correlates the noise.', kind=int, most=2**16, public=True,
         of_part=True),
     Key("num_examples", None,
-        "N as a public constant: at least the number of training examples (of users, if users are "
-        "protected), rounded up, or a bound that was known before. Then ε is for adding or "
-        "removing one example. Not set: N is counted, and ε is for replacing one example by "
-        "nothing, its place left empty; see docs/privacy.md.", kind=int, least=1, public=True),
-    Key("num_epochs", 10,
-        "Length of the run in epochs of N // l steps, unless `num_steps` is positive.", least=1,
+        "N as a public constant, at least the number of training examples (or users): ε is for "
+        "adding or removing one. Not set: N is counted, and ε is for replacing one by nothing "
+        "(docs/privacy.md).", kind=int, least=1, public=True),
+    Key("num_epochs", 10, "Length in epochs of N // l steps, if `num_steps` is 0.", least=1,
         public=True),
-    Key("num_steps", 0, "Length of the run in steps; 0: `num_epochs` decides.", least=0,
-        public=True),
+    Key("num_steps", 0, "Length in steps; 0: `num_epochs` decides.", least=0, public=True),
     Key("spare_steps", 0,
-        "Steps beyond these that the noise is planned for. Without a seed, a step that is lost in "
-        "a crash spends privacy, and a spare step replaces it. If none is left, the run ends one "
-        "step earlier for each.", least=0, public=True),
+        "Further steps that the noise is planned for. Each replaces a step that was lost in a "
+        "crash and has spent privacy; without one the run is a step shorter.",
+        least=0, public=True),
     Key("microbatch_size", 32,
-        "Examples whose gradients are in memory at once. `bam train --config.dry_run --tune` "
-        "times which number is fastest on this device.", kind=object),
+        "Examples whose gradients are in memory at once; `--config.dry_run --tune` finds the "
+        "fastest number.", kind=object),
     Key("convolution", "",
         'How convolutions are computed: "matmul", "xla" or "tpu"; "": by the platform.'),
     Key("precision", "float32",
-        "Precision of the network's arithmetic: \"float32\", \"tensorfloat32\" or \"bfloat16\". "
-        "Norms, clipping, sums and noise are float32 in each.", public=True),
+        'The network\'s arithmetic: "float32", "tensorfloat32" or "bfloat16". Norms, clipping, '
+        "sums and noise are float32 in each.", public=True),
     Key("method.name", "dp_sgd",
-        "The method, which `--config=NAME:METHOD` sets, with the strength that NAME gives it; its "
-        "options are keys beside it. This key alone gives them the method's defaults.",
+        "The method, which `--config=NAME:METHOD` sets with the config's strength for it.",
         names=tuple(part_table.METHODS), public=True),
-    Key("model.name", "convnet", "The network: a row of `bam.models.MODELS`.",
-        names=tuple(part_table.MODELS), public=True),
+    Key("model.name", "convnet", "The network.", names=tuple(part_table.MODELS), public=True),
     Key("model.width", 16,
-        "Channels of the first layer, or the widening factor of a wide ResNet. A network that a "
-        "flag names in place of the config's has its own default.", most=2**16, public=True,
-        of_part=True),
+        "Channels of the first layer, or the widening factor of a wide ResNet.", most=2**16,
+        public=True, of_part=True),
     Key("init_from", "",
         'Weights to begin from: a safetensors file, or a folder that `bam export` wrote; "": '
-        "random. They cost no privacy only if they were made without the private data, which "
-        "bam cannot check.", path=True),
+        "random. They cost no privacy only if they were made without the private data.", path=True),
     Key("init_mean", None,
         "Mean of the pixels, in [0, 1], that these weights expect, one number or three. Not set: "
-        "as in the file beside them (docs/finetuning.md); without such a file, the data set's.",
+        "as in the file beside them, else the data set's (docs/finetuning.md).",
         kind=object, public=True),
     Key("init_std", None, "Standard deviation of the pixels, as `init_mean`.", kind=object,
         public=True),
     Key("init_fresh", "",
-        'Regular expression: weights with a match in their name, like "Dense_0/kernel", begin at '
-        "random.", public=True),
-    Key("trainable", "",
-        'Regular expression: weights with a match in their name are trained; "": all.',
+        'Regular expression: weights whose names match, like "Dense_0/kernel", begin at random.',
+        public=True),
+    Key("trainable", "", 'Regular expression: weights whose names match are trained; "": all.',
         public=True),
     Key("loss.name", "cross_entropy",
-        '"cross_entropy", "binary" (several labels an image), "squared_error" or "per_pixel" '
-        "(bam/models/losses.py), or your own MODULE:FUNCTION.",
+        '"cross_entropy", "binary" (several labels an image), "squared_error" or "per_pixel".',
         names=tuple(part_table.LOSSES), public=True),
     Key("loss.weights", None,
         "Weights of the classes, which are public: do not compute them from the private data.",
         kind=tuple, public=True, of_part=True),
     Key("lora.rank", 0,
-        "Rank of the low-rank factors beside the linear layers whose names match `targets` "
-        "(bam/models/lora.py); 0: none. To train them and the head alone: "
-        'trainable="lora|head".', most=2**16, public=True),
-    Key("lora.targets", "", "Regular expression, searched for in the names of layers.",
+        "Rank of the low-rank factors beside the linear layers `targets`; 0: none. To train them "
+        'and the head alone: trainable="lora|head".', most=2**16, public=True),
+    Key("lora.targets", "", "Regular expression for the names of layers.",
         public=True),
     Key("dataset.name", "digits", 'The data set; "folder" is your own, made by `bam data import`.',
         names=tuple(part_table.DATASETS), public=True),
     Key("dataset.source", "",
-        "\"sklearn\", \"tfds\", \"parquet\", \"archive\", or \"\" for the data set's default.",
-        public=True),
+        '"sklearn", "tfds", "parquet" or "archive"; "": the data set\'s default.', public=True),
     Key("dataset.path", "", "Folder of its files.", path=True),
     Key("dataset.num_classes", 0,
-        'Number of classes of a "folder" whose files do not name them; 0: as in the files, or as '
-        "bam knows the data set.",
+        'Number of classes of a "folder" whose files do not name them; 0: it is known.',
         least=0, most=2**20, public=True),
     Key("dataset.holdout", 0,
-        "Training images set aside to choose hyper-parameters; the run is evaluated on them in "
-        "place of the test images.",
-        least=0, public=True),
+        "Training images set aside to choose hyper-parameters; the run is evaluated on them, not "
+        "on the test images.", least=0, public=True),
     Key("dataset.groups", "",
-        "The user of each training row, for privacy of users and not of single examples: a column "
-        "of the Parquet files, or a .npy file with an id for each row. \"\": with a "
-        "group_size, the users that `bam data import` recorded.", path=True),
+        "The user of each training row: a column of the Parquet files, or a .npy file of ids. "
+        '"": with a group_size, the users that `bam data import` recorded.', path=True),
     # A size for which the memory is too small has an error of its own, so this bound is loose.
     Key("dataset.group_size", 0,
-        "Largest number of examples used of a user; 0: examples are protected, not users. See "
-        "docs/users.md.", most=2**62, public=True),
+        "Largest number of examples used of a user; 0: examples are protected, not users "
+        "(docs/users.md).", most=2**62, public=True),
     Key("dataset.memory", "auto",
-        "\"device\" holds the data in each device's memory, \"stream\" reads each batch from the "
-        'files (sources parquet and tfds), "auto" chooses "device" if there is room.'),
+        '"device" holds the data on each device, "stream" reads each batch from the files (parquet '
+        'and tfds), "auto" chooses "device" if there is room.'),
     Key("features.name", "",
-        "Features of the images instead of their pixels, by a fixed map that never saw the "
-        'private data: "" (none), "prior", "scattering", "backbone", or your own MODULE:FUNCTION. '
-        'They are kept in the folder `cache`; "": beside the data. `whiten`, `mirror` and `groups` '
-        "are scattering's, the others a backbone's (bam/features/backbone.py). Keys that are not "
-        "set are not passed to the map.",
+        'A fixed map of images to features: "prior", "scattering" or "backbone"; "": none. It must '
+        "never have seen the private data.",
         names=tuple(part_table.FEATURES), public=True),
     Key("features.cache", "", 'Folder that keeps computed features; "": beside the data.',
         path=True),
@@ -186,43 +165,41 @@ KEYS = (
         "Scattering: average with the features of the mirror image.", kind=bool, public=True,
         of_part=True),
     Key("features.groups", None,
-        "Scattering: groups of channels that are standardised within an image.", kind=int,
-        public=True, of_part=True),
+        "Scattering: groups of channels standardised within an image.", kind=int, public=True,
+        of_part=True),
     Key("features.model", None, "Backbone: name of its network.", kind=str, public=True,
         of_part=True),
     Key("features.weights", None, "Backbone: safetensors file of its public weights.", kind=str,
         of_part=True),
-    Key("features.size", None,
-        "Backbone: side in pixels of the squares to which images are resized.", kind=int,
+    Key("features.size", None, "Backbone: side in pixels to which images are resized.", kind=int,
         public=True, of_part=True),
     Key("features.mean", None,
         "Backbone: mean of the pixels that its weights expect, one number or three. Not set: mean, "
-        "size and standard deviation are as in the file beside the weights; without such a file, "
-        "0.5, 224 and 0.5.", kind=object, public=True, of_part=True),
+        "size and std are as in the file beside the weights, else 0.5, 224 and 0.5.", kind=object,
+        public=True, of_part=True),
     Key("features.std", None, "Backbone: standard deviation of the pixels, as `features.mean`.",
         kind=object, public=True, of_part=True),
     Key("augment.views", 1,
-        "K, the views of each example. Their losses are averaged before clipping.", most=2**12,
+        "K, the views of each example; their losses are averaged before clipping.", most=2**12,
         public=True),
-    Key("augment.shift", 0,
-        "Largest shift of a view in pixels, in each direction.", most=2**12, public=True),
+    Key("augment.shift", 0, "Largest shift of a view in pixels.", most=2**12, public=True),
     Key("augment.flip", "none", '"horizontal" mirrors a view with probability 1/2.', public=True),
     Key("augment.mixtures", 0,
         "Number of added mixtures of two views of one example (DP-MixSelf).", most=2**12,
         public=True),
     Key("input_clip_norm", 0.0, "Scale every input to at most this L2 norm; 0: leave it.", least=0,
         public=True),
-    Key("optimizer.name", "nadam", "The update of the weights from the noisy gradient.",
+    Key("optimizer.name", "nadam", "The update of the weights from the private gradient.",
         names=tuple(part_table.OPTIMIZERS), public=True),
-    Key("optimizer.learning_rate", 2e-3,
-        "Learning rate of the optimizer; with a schedule, the largest.", public=True),
+    Key("optimizer.learning_rate", 2e-3, "Learning rate; with a schedule, the largest.",
+        public=True),
     Key("optimizer.schedule", "constant",
-        'How the rate falls over the run: "constant" (not at all), "cosine" or "linear" (to 0).',
+        'How the rate falls: "constant" (not at all), "cosine" or "linear" (to 0).',
         names=("constant", "cosine", "linear"), public=True),
     Key("optimizer.warmup_steps", 0, "Steps in which the rate first rises to the largest.", least=0,
         public=True),
     Key("ema_decay", 0.0,
-        "Decay of the moving average of weights that is evaluated and released; 0: no average.",
+        "Decay of the average of weights that is evaluated and released; 0: no average.",
         public=True),
     Key("eval.every", 0, "Steps between evaluations; 0: only at the end.", least=0,
         public=True, changeable=True),
@@ -230,8 +207,8 @@ KEYS = (
         "Steps between checkpoints; 0: only when the run is stopped.", least=0,
         public=True, changeable=True),
     Key("diagnostics.every", 0,
-        "Steps between measurements of clipping bias on some training examples; 0: never. NOT "
-        "PRIVATE.", least=0, public=True, changeable=True),
+        "Steps between measurements of clipping bias on training examples, NOT PRIVATE; 0: never.",
+        least=0, public=True, changeable=True),
     Key("diagnostics.num_examples", 512, "Training examples of one such measurement.", least=1,
         public=True, changeable=True),
     Key("dry_run", False, "Print model, privacy plan and cost, then stop.", changeable=True),
