@@ -620,7 +620,7 @@ def test_a_config_with_a_number_that_cannot_be_is_refused(key):
         refused(key.rpartition(".")[2], loop.build, config, DATA)
 
 
-# Objects of one's own, as docs/extending.md shows them.
+# Objects of one's own, as docs/extending.md describes them.
 
 
 @dataclasses.dataclass(frozen=True)
