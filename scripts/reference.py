@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from absl import flags
-
 from bam import files
 from bam.cli import command, options
 from bam.part_table import SECTIONS
@@ -66,13 +64,10 @@ def commands() -> str:
     """All commands: purpose, examples and flags."""
     sections = []
     for name, row in options.COMMANDS.items():
-        values = flags.FlagValues()
-        options.define(values, row.flags)
         usage = "\n".join(re.findall(r"^bam .*(?:\n  +-.*)*", row.about, re.MULTILINE))
         usage = re.sub(" {3,}--", " \\\\\n  --", usage)
-        rows = [(f"`{str(x).removesuffix('=')}`", readable(values[x.name].help)) for x in row.flags]
         heading = f"## bam {name}\n\n`bam {name}` {row.does}.\n\n```bash\n{usage}\n```\n\n"
-        sections.append(heading + items(rows))
+        sections.append(heading + items(map(flag_row, row.flags)))
     return "\n".join(sections)
 
 
@@ -81,10 +76,10 @@ def statuses() -> str:
     return items((f"`{status}`", text) for status, text in options.STATUSES.items())
 
 
-def readable(text: str) -> str:
-    """A flag's help as `bam COMMAND --help` prints it, without what absl adds."""
-    text = re.sub(r";\s+repeat this option to specify a list of values$", "", text)
-    return re.sub(r"^<(.*?)>: ", lambda x: f"{x[1].replace('|', ' or ')}; ", text)
+def flag_row(flag: options.Flag) -> tuple[str, str]:
+    """A flag with its default, and its meaning, as `bam COMMAND --help` prints them."""
+    choices = " or ".join(filter(None, flag.choices))
+    return f"`{str(flag).removesuffix('=')}`", f"{choices}; {flag.help}" if choices else flag.help
 
 
 def tables() -> dict[str, dict[str, str]]:

@@ -88,7 +88,7 @@ DEBUG = Flag("debug", False, "print the traceback of an error above its line")
 MANY_RUNS = (
     Flag("config", None, "configs/NAME.py, without a method; --config.KEY=VALUE is for all runs"),
     Flag("workdir", "", "folder for all runs and their tables and figures"),
-    Flag("num_seeds", 3, "runs of each setting, with the seeds 0, 1, …", least=1),
+    Flag("num_seeds", 3, "runs of each setting, with the seeds 0, 1, … (or --seeds)", least=1),
     Flag(
         "max_seconds", 0.0, "stop with a checkpoint after this many seconds; 0: no limit", least=0
     ),
@@ -272,7 +272,7 @@ bam export --workdir=runs/digits --out=release
                 "stablehlo", False, "also write model.stablehlo, the model as a jax.export program"
             ),
             Flag(
-                "weights", "", "for this program: the backbone's weights; '': those of the run"
+                "weights", "", "with --stablehlo: the backbone's weights; '': as in the run"
             ),
         ),
     ),
@@ -299,12 +299,12 @@ If a file cannot be read, its row has no class and the exit status is 2.
             Flag("release", "", "folder that `bam export` wrote", required=True),
             Flag("out", "", "new file to write, .json or CSV; '': standard output"),
             Flag("format", "", "'': as --out ends, else CSV", choices=("", "csv", "json")),
-            Flag("top", None, "list so many likeliest classes; not set: a column for each", int, 1),
+            Flag("top", None, "likeliest classes to list; not set: a column for each", int, 1),
             Flag(
                 "own_model", "", "MODULE:FUNCTION of a model that is not bam's: code that you trust"
             ),
             Flag(
-                "weights", "", "the backbone's weights, whose SHA-256 the release's model.json has"
+                "weights", "", "weights of the features' backbone; their SHA-256 is in model.json"
             ),
         ),
         positional=True,
@@ -371,7 +371,7 @@ are public.
             Flag("size", "32", "height and width in pixels; 16x24: height, then width"),
             Flag("channels", "3", "1: grey; 3: colour", choices=("1", "3")),
             Flag(
-                "window", None, "LOW,HIGH: values that become black and white, beyond 8 bits", tuple
+                "window", None, "LOW,HIGH: black and white in files of more than 8 bits", tuple
             ),
             Flag("background", "white", "colour behind transparent pixels",
                  choices=("white", "black")),
@@ -381,10 +381,10 @@ are public.
             ),
             Flag("file_column", "file", "column of --labels: the image's path; else file_name"),
             Flag(
-                "label_column", "label", "column of --labels: the class; a,b: columns of 0 and 1"
+                "label_column", "label", "column of --labels: the class; a,b: columns of 0 or 1"
             ),
-            Flag("user_column", "", "column of --labels: the image's user; PatientID: else from "
-                 "DICOM files; '': no users"),
+            Flag("user_column", "", "column of --labels: the image's user; PatientID: DICOM's, "
+                 "if no column has it; '': no users"),
             Flag("split_column", "", "column of --labels: train or test; '': drawn by hash"),
             Flag("number", False, "labels are numbers, not names of classes"),
             Flag("target_offset", 0.0, "with --number: a public number near the labels' mean, "
@@ -403,7 +403,7 @@ are public.
             Flag(
                 "validation",
                 "",
-                "split of validation images; leave: none; '': train, or test if nothing else is",
+                "split of validation images; leave: none; '': train, or test if that is empty",
                 choices=("", "train", "test", "leave"),
             ),
             Flag("masks", False, "also import masks: img_mask.png beside img.png, folders such "
@@ -417,7 +417,7 @@ are public.
                 least=0, most=1
             ),
             Flag(
-                "stratify", 0, "test images (with users: users) of each class; 0: as --test says",
+                "stratify", 0, "test images (with users: test users) of each class; 0: a share",
                 least=0,
             ),
             Flag("test_folder", "", "another folder of classes, with the test images"),
