@@ -169,7 +169,10 @@ PUBLIC = {
         bam.noise_multiplier, as_it_is,
         {**STEPS, "target_epsilon": (1.0, 2.0)}, {"accountant": "rdp"},
     ),
-    "make_plan": Case(bam.make_plan, facts_of, PLANNED, {"accountant": "rdp"}),
+    "make_plan": Case(
+        bam.make_plan, facts_of,
+        PLANNED | {"num_examples_given": (False, True)}, {"accountant": "rdp"},
+    ),
     "PrivacyPlan": Case(
         PrivacyPlan, facts_of,
         {
@@ -189,8 +192,18 @@ PUBLIC = {
         {"clip": bam.clip_by_l2_norm(1.0), "accountant": "rdp"},
     ),
 }  # fmt: skip
+# The arguments that stand in place of others.
+IN_PLACE = {"num_epochs": "num_steps", "num_steps": "num_epochs", "noise_multiplier": "epsilon"}
 # Of what is public beside `bam.__all__`, and of the tables of a config.
 WITHIN = {
+    "make_plan of a noise and epochs": Case(
+        bam.make_plan, facts_of,
+        {
+            **{x: PLANNED[x] for x in ("num_examples", "expected_batch_size", "delta")},
+            **{"num_epochs": (0.5, 2.0), "noise_multiplier": (1.0, 2.0)},
+        },
+        {"accountant": "rdp"},
+    ),
     "clip_per_layer of a tree": Case(
         bam.clip_per_layer, clipped, {"clip_norm": ({"w": 1.0, "b": 2.0}, {"w": 50.0, "b": 0.1})}
     ),
@@ -360,6 +373,7 @@ def not_walked(names, cases):
             yield name
         elif name in cases:
             arguments = set(inspect.signature(getattr(bam, name)).parameters)
+            arguments -= {x for x, other in IN_PLACE.items() if other in cases[name].numbers}
             yield from sorted(
                 f"{name}({x})" for x in arguments - set(cases[name].numbers) - NO_NUMBERS
             )
