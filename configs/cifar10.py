@@ -3,8 +3,8 @@
 Command:   bam train --config=configs/cifar10.py:METHOD --workdir=DIR
              --config.epsilon=EPSILON --config.dataset.path=FOLDER
            METHOD is dp_sgd, dp_sat, bam_sam or bam_exact; EPSILON is 1, 2 or 10, δ = 1e-5.
-Data:      `--config.dataset.source=archive` for the official file, `=parquet` for a local folder;
-           without it, an array_record that tensorflow-datasets prepared.
+Data:      FOLDER holds the official archive, Parquet files, or what tensorflow-datasets prepared as
+           array_record. bam recognises which, by the names of the files.
 Hardware:  one GPU. DP-SGD at ε = 2 took 19 minutes on an H100 80GB, in bfloat16, on images in JPEG
            (benchmarks/dp_sgd_h100_summary.json). There 64 or 256 examples at a time are fastest.
 

@@ -295,7 +295,8 @@ def test_cifar_is_the_same_from_archive_folder_of_it_and_extracted(
     write_files(extracted, files)
     inner = extracted / next(iter(files)).split("/")[0]
     for path in (archive, tmp_path, extracted, inner):
-        assert_is_toy(datasets.load(f"cifar{number}", "archive", path), number)
+        for source in (None, "archive"):
+            assert_is_toy(datasets.load(f"cifar{number}", source, path), number)
 
 
 def test_an_altered_archive_is_refused_before_it_is_opened(tmp_path, monkeypatch, small):
@@ -413,6 +414,14 @@ def test_imagenet32_batches_count_labels_from_zero(imagenet32):
     assert_is_toy(datasets.load("imagenet32", "archive", imagenet32), 1000)
 
 
+def test_imagenet32_may_stay_in_the_folders_of_its_two_archives(imagenet32):
+    for file in sorted(imagenet32.glob("*.npz")):
+        folder = imagenet32 / f"Imagenet32_{file.name.partition('_')[0]}_npz"
+        folder.mkdir(exist_ok=True)
+        file.rename(folder / file.name)
+    assert_is_toy(datasets.load("imagenet32", None, imagenet32), 1000)
+
+
 def test_imagenet32_faults_name_the_batch(imagenet32):
     batch = imagenet32 / "train_data_batch_4.npz"
     whole = batch.read_bytes()
@@ -448,6 +457,16 @@ def mnist(request, tmp_path, small):
 
 def test_mnist_idx_files_are_read_zipped_or_not(mnist):
     found = datasets.load("mnist", "archive", mnist[0])
+    np.testing.assert_array_equal(found.train.images[..., 0], MNIST_IMAGES[:10])
+    np.testing.assert_array_equal(found.test.labels, LABELS[10:])
+
+
+def test_mnist_is_read_where_torchvision_puts_it(mnist):
+    folder = mnist[0] / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for file in [*mnist[0].glob("*-ubyte*")]:
+        file.rename(folder / file.name)
+    found = datasets.load("mnist", None, mnist[0])
     np.testing.assert_array_equal(found.train.images[..., 0], MNIST_IMAGES[:10])
     np.testing.assert_array_equal(found.test.labels, LABELS[10:])
 

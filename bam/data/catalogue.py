@@ -13,8 +13,8 @@ class Entry(NamedTuple):
     """Public properties of a data set.
 
     Attributes:
-      sources: names of the sources from which `datasets.load` can read it; the first is the
-      default.
+      sources: names of the sources from which `datasets.load` can read it; without a path, the
+        first is read.
       shape: `(height, width, channels)` of an image; zeros for `FOLDER`, whose first image decides.
       num_classes: number of classes; 0 for `FOLDER`, whose files name them.
       mean: one number for each channel, or one for all, as in `datasets.Dataset`.

@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Integer, Num
 
 from bam import files
-from bam.data.catalogue import DATASETS, FOLDER
+from bam.data import recognition
+from bam.data.catalogue import DATASETS, FOLDER, Entry
 from bam.data.common import DataError, Split, Stays, in_memory
 from bam.data.preprocessing import Target
 from bam.data.stream import StoredImages, content, select
@@ -90,34 +91,35 @@ def load(
     Args:
       name: "digits", "breast_cancer", "mnist", "cifar10", "cifar100", "imagenet32" or "folder".
       source: "sklearn" for the first two, which come with scikit-learn. "tfds" for array_record
-        files of tensorflow-datasets, the default of the others. "parquet" for a folder with
-        `train.parquet` and `test.parquet`, the default of "folder". "archive" for the official
-        files as downloaded, see `archives.read`. None or "" takes the default.
-      path: the folder (or archive) to read. With source "tfds", None or "" takes the environment
-        variable TFDS_DATA_DIR, or else `~/tensorflow_datasets`.
+        files of tensorflow-datasets. "parquet" for a folder with `train.parquet` and
+        `test.parquet`. "archive" for the official files as downloaded, see `archives.read`. None or
+        "" takes the one whose files lie at `path`.
+      path: the folder (or archive) to read. Without it, tensorflow-datasets' own folder is read:
+        that of the environment variable TFDS_DATA_DIR, or else `~/tensorflow_datasets`.
       num_classes: number of classes for a "folder" whose files do not name the classes, see
         `parquet.read`; 0 takes the number in the files or in the catalogue.
       stays: `bytes of the decoded training images -> whether images stay in their files`, for the
         sources "parquet" and "tfds" (`bam.data.stream`).
 
     Raises:
-      DataError: a `ValueError`, for an unknown name or source; for files that are missing, damaged
-        or of another data set, with file and row; for a missing or wrong number of classes.
+      DataError: a `ValueError`, for an unknown name or source; for a path without files, or with
+        those of two sources if none is named; for files that are missing, damaged or of another
+        data set, with file and row; for a missing or wrong number of classes.
 
     Examples:
       >>> load("digits").train.images.shape
       (1437, 8, 8, 1)
     """
-    entry = FOLDER if name == "folder" else DATASETS.get(name)
-    if entry is None:
-        raise DataError(f"unknown data set {name!r}; choose from {', '.join(DATASETS)}, folder")
-    source = source or entry.sources[0]
-    if source not in entry.sources:
+    entry = entry_of(name)
+    if source and source not in entry.sources:
         raise DataError(f"{name} has no source {source!r}; choose from {', '.join(entry.sources)}")
+    source = source_of(name, source, path)
     location = folder_of(name, source, path)
     if source != "sklearn" and location is None:
         hint = ": the folder that `bam data import` wrote" if name == "folder" else ""
         raise DataError(f"{name} from source {source} needs --config.dataset.path{hint}")
+    if path and location:
+        recognition.check_source(name, source, location)
     if entry.num_classes and num_classes not in (0, entry.num_classes):
         raise DataError(
             f"{name} has {entry.num_classes} classes, not {num_classes}: leave out "
@@ -154,14 +156,35 @@ def reader(source: str) -> Any:
     return importlib.import_module(f"bam.data.sources.{READERS[source]}")
 
 
+def entry_of(name: str) -> Entry:
+    """Returns the public properties of a data set; DataError for an unknown name."""
+    if name != "folder" and name not in DATASETS:
+        raise DataError(f"unknown data set {name!r}; choose from {', '.join(DATASETS)}, folder")
+    return DATASETS.get(name, FOLDER)
+
+
+def source_of(
+    name: str, source: str | None = None, path: str | os.PathLike[str] | None = None
+) -> str:
+    """Returns the source that `load` reads for these arguments.
+
+    Without a source, it is the one whose files lie at the path. DataError for an unknown name, and
+    as `recognition.source_of`.
+    """
+    first = entry_of(name).sources[0]
+    if source or not path or first == "sklearn":
+        return source or first
+    return recognition.source_of(name, files.user_path(path))
+
+
 def folder_of(
     name: str, source: str | None = None, path: str | os.PathLike[str] | None = None
 ) -> Path | None:
     """Returns the folder or archive that `load` reads for these arguments, or None."""
-    source = source or DATASETS.get(name, FOLDER).sources[0]
-    if source == "tfds" and not path:
+    first = DATASETS.get(name, FOLDER).sources[0]
+    if (source or first) == "tfds" and not path:
         path = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    return files.user_path(path) if path and source != "sklearn" else None
+    return files.user_path(path) if path and (source or first) != "sklearn" else None
 
 
 def fingerprint(key: bytes, *splits: Split) -> str:

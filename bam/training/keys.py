@@ -134,8 +134,9 @@ KEYS = (
     Key("dataset.name", "digits", 'The data set; "folder" is your own, made by `bam data import`.',
         names=tuple(part_table.DATASETS), public=True),
     Key("dataset.source", "",
-        '"sklearn", "tfds", "parquet" or "archive"; "": the data set\'s default.', public=True),
-    Key("dataset.path", "", "Folder of its files.", path=True),
+        '"parquet", "archive" (the official files), "tfds" or "sklearn"; "": recognised by the '
+        "files in `path`.", public=True),
+    Key("dataset.path", "", "Folder of its files, or a packed archive of CIFAR.", path=True),
     Key("dataset.num_classes", 0,
         'Number of classes of a "folder" whose files do not name them; 0: it is known.',
         least=0, most=2**20, public=True),

@@ -59,7 +59,8 @@ def list_data(
     key["normalisation"] = repr(features_normalisation(key["features"]))
     # The files of the data and of the users may have changed, too.
     key["files"] = _files_of(key["dataset"])
-    sections = FrozenConfigDict(key)
+    # A copy, because the hash of a frozen config follows changes of the one that it was made of.
+    sections = FrozenConfigDict(ConfigDict(key).copy_and_resolve_references())
     if sections in kept_datasets:
         dataset = kept_datasets[sections]
         return dataset, lambda: dataset
@@ -90,9 +91,9 @@ def _files_of(dataset: ConfigDict) -> str:
 
 def _read_from(section: ConfigDict) -> Path | None:
     """The folder or archive that holds the files of a data set; None if there is none."""
-    name, source = section.get("name", ""), section.get("source")
-    folder, entry = datasets.folder_of(name, source, section.get("path")), DATASETS.get(name)
-    is_prepared = entry is not None and (source or entry.sources[0]) == "tfds"
+    where = section.get("name", ""), section.get("source"), section.get("path")
+    folder, entry = datasets.folder_of(*where), DATASETS.get(where[0])
+    is_prepared = entry is not None and datasets.source_of(*where) == "tfds"
     return folder / entry.tfds if folder and entry and is_prepared else folder
 
 
@@ -153,12 +154,13 @@ def _read(section: FrozenConfigDict, log: Callable[[str], None]) -> datasets.Dat
         loaded = parts.make("dataset", {"name": name} | is_set)
         datasets.check(loaded)
     else:
+        options["source"] = datasets.source_of(name, options.get("source"), options.get("path"))
         loaded = datasets.load(name, **options, stays=_stays(memory, options, log))
     folder = datasets.folder_of(name, options.get("source"), options.get("path"))
     named = users.column(folder) if name == "folder" else ""
     if size and not groups:
         groups = named
-    in_parquet = folder if name == "folder" or options.get("source") == "parquet" else None
+    in_parquet = folder if options.get("source") == "parquet" else None
     if groups:
         loaded = users.with_ids(loaded, groups, in_parquet)
     # Without `group_size`, too: persons of the test set are named whatever ε protects.

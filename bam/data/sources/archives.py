@@ -31,6 +31,19 @@ MD5 = {
 
 _CIFAR10_BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 _IMAGENET32_FILES = (tuple(f"train_data_batch_{i}.npz" for i in range(1, 11)), ("val_data.npz",))
+# The folders in the two official archives of ImageNet32, which need not be merged.
+_IMAGENET32_FOLDERS = ("Imagenet32_train_npz", "Imagenet32_val_npz")
+_MNIST_FILES = tuple(
+    f"{stem}-{part}-ubyte" for stem in ("train", "t10k") for part in ("images-idx3", "labels-idx1")
+)
+_MNIST_FOLDER = Path("MNIST", "raw")  # of torchvision
+# Data set -> the files that `read` needs, in words.
+EXPECTED = {
+    "cifar10": "cifar-10-python.tar.gz or cifar-10-binary.tar.gz, packed or unpacked",
+    "cifar100": "cifar-100-python.tar.gz or cifar-100-binary.tar.gz, packed or unpacked",
+    "imagenet32": "train_data_batch_1.npz to train_data_batch_10.npz and val_data.npz, unpacked",
+    "mnist": f"{', '.join(_MNIST_FILES)}, with or without .gz",
+}
 # All names that a pickle of bytes, integers and a NumPy array needs.
 PICKLED = {
     "_codecs.encode",  # Python 3 writes bytes with it
@@ -58,8 +71,9 @@ def read(name: str, path: Path) -> tuple[Split, Split]:
 
     `path` is the folder with the files. For CIFAR it may also be the `.tar.gz` itself, or a folder
     with the archive or its content, in the Python or the binary version. ImageNet32 needs
-    `train_data_batch_1.npz` to `_10.npz` and `val_data.npz`; MNIST needs the four idx files, with
-    or without `.gz`. DataError for a missing, truncated or altered file, or labels out of range.
+    `train_data_batch_1.npz` to `_10.npz` and `val_data.npz`, together or in the folders of the two
+    official archives; MNIST needs the four idx files, with or without `.gz`, also in torchvision's
+    `MNIST/raw`. DataError for a missing, truncated or altered file, or labels out of range.
     """
     if not path.exists():
         raise DataError(f"{path}: no such file or folder")
@@ -101,20 +115,39 @@ def _cifar(name: str, path: Path) -> Iterator[Iterator[Part]]:
     return (parts(files) for files in layout.files)
 
 
-def _cifar_contents(name: str, path: Path) -> tuple[_Layout, dict[str, bytes]]:
-    """The first layout of the data set that exists at `path`, and its files' bytes."""
-    layouts = _LAYOUTS[name]
-    for layout in layouts:
+class _Place(NamedTuple):
+    """Where one version of a CIFAR data set lies: its archive, or the folder of its files."""
+
+    layout: _Layout
+    location: Path
+    missing: tuple[str, ...]  # files that the folder lacks
+
+
+def _cifar_places(name: str, path: Path) -> Iterator[_Place]:
+    """The archives and folders of a CIFAR data set at `path`, also those with missing files."""
+    for layout in _LAYOUTS[name]:
         archive = path if path.is_file() and path.name == layout.archive else path / layout.archive
         if archive.is_file():
-            return layout, _untar(archive, layout)
+            yield _Place(layout, archive, ())
+        files = [file for files in layout.files for file in files]
         for folder in (path / layout.folder, path):
-            if (folder / layout.files[0][0]).is_file():
-                return layout, {
-                    file: _read(folder / file) for files in layout.files for file in files
-                }
-    expected = " or ".join(layout.archive for layout in layouts)
-    raise DataError(f"{path}: contains neither {expected} nor their files")
+            missing = [file for file in files if not (folder / file).is_file()]
+            if len(missing) < len(files):
+                yield _Place(layout, folder, tuple(missing))
+
+
+def _cifar_contents(name: str, path: Path) -> tuple[_Layout, dict[str, bytes]]:
+    """The first complete layout of the data set at `path`, and its files' bytes."""
+    places = sorted(_cifar_places(name, path), key=lambda place: bool(place.missing))
+    if not places:
+        expected = " or ".join(layout.archive for layout in _LAYOUTS[name])
+        raise DataError(f"{path}: contains neither {expected} nor their files")
+    layout, location, missing = places[0]
+    if missing:
+        raise DataError(f"{location / missing[0]}: missing")
+    if location.is_file():
+        return layout, _untar(location, layout)
+    return layout, {file: _read(location / file) for files in layout.files for file in files}
 
 
 def _read(file: Path) -> bytes:
@@ -191,14 +224,24 @@ def _parse_binary(content: bytes, location: str, label_bytes: int) -> tuple[np.n
 
 
 def _imagenet32(name: str, path: Path) -> Iterator[Iterator[Part]]:
-    for files in _IMAGENET32_FILES:
-        yield (_imagenet32_batch(path / file) for file in files)
+    places = _imagenet32_places(path)
+    for file in (file for files in places for file in files):
+        if not file.is_file():  # before gigabytes are read
+            raise DataError(f"{file}: missing")
+    return (map(_imagenet32_batch, files) for files in places)
+
+
+def _imagenet32_places(path: Path) -> list[list[Path]]:
+    """The files of each split: in `path`, or else in the folder of their official archive."""
+    return [
+        [next((x for x in (path / file, path / folder / file) if x.is_file()), path / file)
+         for file in files]
+        for files, folder in zip(_IMAGENET32_FILES, _IMAGENET32_FOLDERS, strict=True)
+    ]  # fmt: skip
 
 
 def _imagenet32_batch(file: Path) -> Part:
     """A batch of ImageNet32, whose labels begin at 1 in the file."""
-    if not file.is_file():
-        raise DataError(f"{file}: missing")
     try:
         with file.open("rb") as content, np.load(content, allow_pickle=False) as batch:
             pixels, labels = batch["data"], np.asarray(batch["labels"], np.int64)
@@ -209,15 +252,23 @@ def _imagenet32_batch(file: Path) -> Part:
 
 
 def _mnist(name: str, path: Path) -> Iterator[Iterator[Part]]:
-    for stem in ("train", "t10k"):
-        images = _idx(path, f"{stem}-images-idx3-ubyte", 3)[..., None]
-        labels = _idx(path, f"{stem}-labels-idx1-ubyte", 1)
-        yield iter([(str(path / f"{stem}-labels-idx1-ubyte"), images, labels)])
+    files = [_mnist_place(path, file) for file in _MNIST_FILES]
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"{file}: missing")
+    for images, labels in (files[:2], files[2:]):
+        yield iter([(str(labels).removesuffix(".gz"), _idx(images, 3)[..., None], _idx(labels, 1))])
 
 
-def _idx(folder: Path, name: str, num_axes: int) -> np.ndarray:
+def _mnist_place(path: Path, name: str) -> Path:
+    """The file of MNIST with that name, zipped or not: in `path`, or where torchvision puts it."""
+    folders = (path, path / _MNIST_FOLDER)
+    files = [folder / file for folder in folders for file in (f"{name}.gz", name)]
+    return next((file for file in files if file.is_file()), path / name)
+
+
+def _idx(file: Path, num_axes: int) -> np.ndarray:
     """The uint8 array of an idx file, which has a magic number, big-endian lengths, then bytes."""
-    file = next((f for f in (folder / f"{name}.gz", folder / name) if f.is_file()), folder / name)
     start, content = 4 + 4 * num_axes, _read(file)
     if file.suffix == ".gz":
         try:
@@ -231,6 +282,28 @@ def _idx(folder: Path, name: str, num_axes: int) -> np.ndarray:
     if len(content) - start != expected:
         raise DataError(f"{file}: {len(content) - start} bytes after the header, not {expected}")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+def find(name: str, path: Path) -> list[str]:
+    """Returns names of official files of a data set at `path`, [] if there are none."""
+    if name in _LAYOUTS:
+        files = [place.location for place in _cifar_places(name, path)]
+    elif name == "imagenet32":
+        files = [file for files in _imagenet32_places(path) for file in files if file.is_file()]
+    else:
+        files = [x for x in (_mnist_place(path, file) for file in _MNIST_FILES) if x.is_file()]
+    return [file.name for file in files]
+
+
+def packed(name: str) -> tuple[str, ...]:
+    """Returns the names of the archives of a data set that `read` unpacks itself."""
+    return tuple(layout.archive for layout in _LAYOUTS.get(name, ()))
+
+
+def zipped(name: str, path: Path) -> list[str]:
+    """Returns the official archives of ImageNet32 in a folder, which `read` does not unpack."""
+    files = [path / f"{folder}.zip" for folder in _IMAGENET32_FOLDERS * (name == "imagenet32")]
+    return [file.name for file in files if file.is_file()]
 
 
 def _channels_last(pixels: np.ndarray, location: str) -> np.ndarray:

@@ -68,7 +68,8 @@ def read(
         row, and for a number of classes that is missing or not that of the metadata.
     """
     _check_listed(path)
-    train, test = (_Files(_paths(path, split)) for split in ("train", "test"))
+    paths = [_paths(path, split) for split in ("train", "test")]  # before a file is read
+    train, test = map(_Files, paths)
     in_metadata = _num_classes(train.schema)
     if in_metadata and num_classes and in_metadata != num_classes:
         raise DataError(f"{train.paths[0]}: has {in_metadata} classes, expected {num_classes}")

@@ -40,15 +40,13 @@ def read(name: str, path: Path, stays: Stays = in_memory) -> tuple[Split, Split]
     DataError if the set is not prepared in `path` as array_record, or is damaged.
     """
     entry = DATASETS[name]
-    folders = {x.parent.name: x.parent for x in (path / entry.tfds).glob("*/dataset_info.json")}
-    versions = [name for name in folders if re.fullmatch(r"\d+(\.\d+)*", name, re.ASCII)]
-    if not versions:
+    folders = versions(entry, path)
+    if not folders:
         raise DataError(
             f"{path}: {entry.tfds} is not prepared here; without tensorflow-datasets, download "
-            f"{entry.url} and add --config.dataset.source=archive "
-            "--config.dataset.path=FILE_OR_FOLDER"
+            f"{entry.url} and add --config.dataset.path=FILE_OR_FOLDER"
         )
-    folder = folders[max(versions, key=lambda name: [int(n) for n in name.split(".")])]
+    folder = folders[max(folders, key=lambda name: [int(n) for n in name.split(".")])]
     try:
         info = json.loads((folder / "dataset_info.json").read_bytes())
         file_format = info.get("fileFormat") or "tfrecord"
@@ -61,16 +59,25 @@ def read(name: str, path: Path, stays: Stays = in_memory) -> tuple[Split, Split]
             f"{folder}: prepared as {file_format!s:.20}, not array_record: prepare it again with "
             "file_format=array_record"
         )
-    stay = stays(sum(rows.get("train") or []) * math.prod(entry.shape))
+    for split in ("train", entry.test_split):  # before a split is read
+        if not rows.get(split):
+            raise DataError(f"{folder}: {split}: no such split")
+    stay = stays(sum(rows["train"]) * math.prod(entry.shape))
     train, test = (
-        _read_split(entry, folder, split, rows.get(split), official, stay)
+        _read_split(entry, folder, split, rows[split], official, stay)
         for split, official in zip(("train", entry.test_split), entry.rows, strict=True)
     )
     return train, test
 
 
+def versions(entry: Entry, path: Path) -> dict[str, Path]:
+    """Returns the prepared versions of a data set in a `data_dir`, each with its folder."""
+    folders = {x.parent.name: x.parent for x in (path / entry.tfds).glob("*/dataset_info.json")}
+    return {k: x for k, x in folders.items() if re.fullmatch(r"\d+(\.\d+)*", k, re.ASCII)}
+
+
 def _read_split(
-    entry: Entry, folder: Path, split: str, shards: list[int] | None, official: int, stay: bool
+    entry: Entry, folder: Path, split: str, shards: list[int], official: int, stay: bool
 ) -> Split:
     """Returns the split in these shards, in order.
 
@@ -82,8 +89,6 @@ def _read_split(
         from tensorflow_datasets.proto import tf_example_pb2  # noqa: F401
 
     location = f"{folder}: {split}"
-    if not shards:
-        raise DataError(f"{location}: no such split")
     if sum(shards) > official:
         raise DataError(
             f"{location}: has {sum(shards)} rows, but the official split has {official}: prepare "
