@@ -35,15 +35,84 @@ def have(num: int, noun: str) -> str:
     return f"{plural(num, noun)} {'has' if num == 1 else 'have'}"
 
 
-def did_you_mean(name: str, names: Iterable[str], dashes: str = "") -> str:
-    """Returns the end of an error that asks for the name like `name`, or "" if there is none.
+# bam's word -> other words of the field for it, for hints. The first row that is possible where the
+# hint is given counts. `SECTION.KEY` is a key of a config, and a comma begins a reason.
+SYNONYMS = {
+    "expected_batch_size": ("batch_size", "batchsize", "lot_size", "logical_batch_size"),
+    "expected_batch_size, from which q = l/N follows": ("sampling_prob", "sample_rate", "q"),
+    "microbatch_size": ("physical_batch_size", "max_physical_batch_size", "microbatches"),
+    "num_epochs": ("epochs", "max_epochs"),
+    "num_steps": ("steps", "max_steps", "train_steps", "iterations", "num_iterations"),
+    "epsilon": ("target_epsilon", "eps"),
+    "noise_multiplier": ("sigma", "noise_scale", "noise"),
+    "delta": ("target_delta",),
+    "clip_norm": ("max_grad_norm", "l2_norm_clip", "max_norm", "clipping_norm", "grad_clip"),
+    "ema_decay": ("ema", "ema_rate"),
+    "seed": ("random_seed", "rng_seed"),
+    "method.radius": ("lambda", "rho", "strength"),
+    "method.penalty": ("lambda", "rho", "strength"),
+    "model.name": ("arch", "architecture", "network", "net"),
+    "init_from": ("pretrained",),
+    "dataset.path": ("data_dir", "data_path", "root", "dataset_path"),
+    "optimizer.learning_rate": ("lr", "learning_rate", "step_size"),
+    "optimizer.warmup_steps": ("warmup",),
+    "augment.views": ("augmult", "num_augmentations", "augmentation_multiplicity"),
+    # Values: sources of data, and methods.
+    "parquet": ("hf", "huggingface", "hugging_face", "datasets"),
+    "archive": ("torchvision", "official", "pickle", "npz", "idx"),
+    "tfds": ("tensorflow_datasets", "array_record"),
+    "dp_sgd": ("dpsgd",),
+    "bam_sam": ("bam", "sam"),
+    "non_private": ("none", "nonprivate"),
+}
+
+
+def synonyms(name: str, names: Iterable[str]) -> list[str]:
+    """Returns those of `names` that the last part of a name is a word of the field for.
+
+    Each has its reason behind a comma, if there is one.
+
+    Examples:
+      >>> synonyms("method.lambda", ["method.radius", "method.mix"])
+      ['method.radius']
+    """
+    word, names = name.rpartition(".")[2].lower().replace("-", "_"), {*names}
+    return [x for x, words in SYNONYMS.items() if word in words and x.partition(",")[0] in names]
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """Returns which of `names` a name means, or "" if none is near.
+
+    A word of the field counts more than a word that is spelt alike.
+
+    Examples:
+      >>> meant("batch_size", ["microbatch_size", "expected_batch_size"])
+      'expected_batch_size'
+    """
+    names = list(names)
+    alike = difflib.get_close_matches(name.lower(), names, 1)
+    return next(iter(synonyms(name, names) or alike), "")
+
+
+def did_you_mean(name: str, names: Iterable[str], before: str = "") -> str:
+    """Returns the end of an error that asks for what `name` means, or "" if there is none.
 
     Examples:
       >>> did_you_mean("trian", ["train", "sweep"])
       ': did you mean train?'
     """
-    near = difflib.get_close_matches(name, list(names), 1)
-    return f": did you mean {dashes}{near[0]}?" if near else ""
+    near = meant(name, names)
+    return f": did you mean {before}{near}?" if near else ""
+
+
+def choose(name: str, names: Sequence[str], more: str = "") -> str:
+    """Returns the end of an error about an unknown value: what it may mean, and all values.
+
+    Examples:
+      >>> choose("hf", ["parquet", "archive"])
+      ': did you mean parquet? choose from parquet, archive'
+    """
+    return f"{did_you_mean(name, names) or ';'} choose from {', '.join(names)}{more}"
 
 
 def one_line(value: Any, without: str = "`|") -> Any:

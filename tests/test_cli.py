@@ -26,7 +26,7 @@ from bam.models import finetune
 from bam.named import call, imported
 from bam.part_table import SECTIONS
 from bam.sweep.method_config import method_config
-from bam.text import csv_text
+from bam.text import SYNONYMS, csv_text
 from bam.training import keys, loop, named_configs, schedules
 from configs import digits
 from tests.cases import heard, run_command, start
@@ -88,6 +88,66 @@ NO_KEY = "error: the config has no key"
 def test_a_slip_in_a_config_or_key_is_one_line(flag, message, refusal):
     arguments = [flag] if "=dig" in flag else ["--config=digits:bam_sam", flag]
     assert message in refusal(*arguments)
+
+
+SIGMA = "did you mean epsilon, from which σ follows?"
+FIELD = {
+    "--config.batch_size=1": "did you mean expected_batch_size?",
+    "--config.sample_rate=0.1": "did you mean expected_batch_size, from which q = l/N follows?",
+    "--config.ema=0.9": "did you mean ema_decay?",
+    "--config.sigma=1": SIGMA,
+    "--config.lambda=1": "did you mean method.radius?",
+    "--config.method.lambda=1": "did you mean method.radius?",
+    "--config.lr=1": "did you mean optimizer.learning_rate?",
+    "--config.optimizer.lr=1": "did you mean optimizer.learning_rate?",
+    "--config.max_grad_norm=1": "did you mean clip_norm?",
+    "--config.l2_norm_clip=1": "did you mean clip_norm?",
+    "--config.epochs=1": "did you mean num_epochs?",
+    "--config.max_steps=1": "did you mean num_steps?",
+    "--config.target_epsilon=1": "did you mean epsilon?",
+    "--config.model.arch=vit": "did you mean model.name?",
+    "--config.model.name=ResNet-9": "did you mean resnet9?",
+    "--batch_size=1": "--batch_size is not a flag: did you mean --config.expected_batch_size?\n",
+    "--lr=1": "--lr is not a flag: did you mean --config.optimizer.learning_rate?\n",
+}
+
+
+@pytest.mark.parametrize("flag", list(FIELD))
+def test_a_word_of_the_field_gets_the_key_or_value_that_it_means(flag, refusal):
+    assert FIELD[flag] in refusal("--config=digits:bam_sam", flag, "--config.dry_run")
+
+
+@pytest.mark.parametrize("word", ["hf", "huggingface", "Hugging-Face"])
+def test_a_source_by_another_name_gets_the_one_that_it_means(word, refusal):
+    flags = ["--config=cifar10:dp_sgd", f"--config.dataset.source={word}", "--config.dry_run"]
+    assert f"no source '{word}': did you mean parquet? choose from tfds, par" in refusal(*flags)
+
+
+def test_the_strength_of_a_method_is_the_option_that_the_method_or_others_have(refusal):
+    flags = ["--config.method.lambda=1", "--config.dry_run"]
+    assert "did you mean method.penalty? its" in refusal("--config=digits:bam_exact", *flags)
+    said = refusal("--config=digits:dp_sgd", *flags)
+    assert "there is one with --config.method.name=dp_sat or bam_sam or bam_exact\n" in said
+
+
+def test_a_sweep_gives_the_same_hints(capsys):
+    arguments = ["sweep", "--config=digits", "--set=batch_size=1,2", "--workdir=none"]
+    assert main.main(arguments) == 2
+    assert "did you mean expected_batch_size?\n" in capsys.readouterr().err
+
+
+def test_every_hint_is_a_key_or_a_value_and_no_key_needs_one():
+    values = {*datasets.READERS, *SECTIONS["method"].rows}
+    for ours in SYNONYMS:
+        name = ours.partition(",")[0]
+        assert name in keys.BY_NAME or name in values or _is_option(name), name
+    assert not {x for words in SYNONYMS.values() for x in words} & set(keys.BY_NAME)
+
+
+def _is_option(name):
+    section, _, option = name.partition(".")
+    rows = SECTIONS[section].rows.values() if section in SECTIONS else ()
+    return any(option in row.public_options for row in rows)
 
 
 def test_what_is_no_config_at_all_is_one_line(tmp_path, refusal):

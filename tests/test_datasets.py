@@ -91,7 +91,8 @@ def test_constants_have_the_shapes_of_their_data():
 
 
 def test_unknown_names_sources_and_absent_paths_are_refused():
-    fails("unknown data set 'cifar'; choose from digits", "cifar", None, "somewhere")
+    fails("unknown data set 'svhn'; choose from digits", "svhn", None, "somewhere")
+    fails("'CIFAR10': did you mean cifar10\\? choose from digits", "CIFAR10", None, "somewhere")
     fails("cifar10 has no source 'web'; choose from tfds, parquet, archive", "cifar10", "web", "x")
     fails("digits has no source 'tfds'", "digits", "tfds", "x")
     fails("cifar10 from source parquet needs --config.dataset.path", "cifar10", "parquet", None)

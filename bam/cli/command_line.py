@@ -11,7 +11,7 @@ from absl import flags
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.text import did_you_mean
+from bam.text import did_you_mean, meant
 from bam.training import named_configs
 from bam.training.keys import KEYS
 
@@ -120,12 +120,14 @@ def _unknown(name: str, values: flags.FlagValues) -> str:
     """The error for an unknown flag, with the flag or the key that may be meant."""
     ours = own_flags(values)
     keys = [key.name for key in KEYS] if "config" in values else []
-    if meant := [key for key in keys if name in (key, key.rpartition(".")[2])]:
-        return f"--{name} is a key of the config: write --config.{meant[0]}"
+    if same := [key for key in keys if name in (key, key.rpartition(".")[2])]:
+        return f"--{name} is a key of the config: write --config.{same[0]}"
     if name.startswith("config."):
         needed = "name the config first, by --config" if keys else "this command takes no config"
         return f"--{name}: {needed}"
-    return f"--{name} is not a flag{did_you_mean(name, [*ours, *keys], '--') or ': see --help'}"
+    is_key = meant(name, [*ours, *keys]).partition(",")[0] not in ours
+    hint = did_you_mean(name, [*ours, *keys], "--config." if is_key else "--")
+    return f"--{name} is not a flag{hint or ': see --help'}"
 
 
 def own_flags(values: flags.FlagValues) -> list[str]:

@@ -21,6 +21,7 @@ from bam.data.preprocessing import Target
 from bam.data.stream import StoredImages, content, select
 from bam.errors import InputError
 from bam.files import JsonObject
+from bam.text import choose
 
 __all__ = [
     "DATASETS", "DataError", "Dataset", "Split", "check", "fingerprint", "hold_out", "load",
@@ -112,7 +113,7 @@ def load(
     """
     entry = entry_of(name)
     if source and source not in entry.sources:
-        raise DataError(f"{name} has no source {source!r}; choose from {', '.join(entry.sources)}")
+        raise DataError(f"{name} has no source {source!r}{choose(source, entry.sources)}")
     source = source_of(name, source, path)
     location = folder_of(name, source, path)
     if source != "sklearn" and location is None:
@@ -159,7 +160,7 @@ def reader(source: str) -> Any:
 def entry_of(name: str) -> Entry:
     """Returns the public properties of a data set; DataError for an unknown name."""
     if name != "folder" and name not in DATASETS:
-        raise DataError(f"unknown data set {name!r}; choose from {', '.join(DATASETS)}, folder")
+        raise DataError(f"unknown data set {name!r}{choose(name, [*DATASETS, 'folder'])}")
     return DATASETS.get(name, FOLDER)
 
 

@@ -4,6 +4,7 @@ from bam import named
 from bam.errors import InputError
 from bam.extras import needs
 from bam.part_table import MODELS
+from bam.text import choose
 
 with needs("train"):  # here, because each module of this package needs Flax
     import flax.linen as nn
@@ -30,7 +31,7 @@ def create(name: str, num_classes: int, width: int, **options: object) -> nn.Mod
       InputError: for an unknown name or option, and for `num_classes` or `width` below 1.
     """
     if name not in MODELS:
-        raise InputError(f"unknown model {name!r}; choose from {', '.join(sorted(MODELS))}")
+        raise InputError(f"unknown model {name!r}{choose(name, sorted(MODELS))}")
     if num_classes < 1:
         raise InputError(f"a network needs at least one output, got {num_classes}")
     if width < 1:

@@ -23,6 +23,7 @@ from bam.files import JsonObject
 from bam.models.figures import LOWER_IS_BETTER, NAMES
 from bam.privacy import accounting
 from bam.sweep.runs import Configs, FinishedRun, with_seeds
+from bam.text import did_you_mean
 from bam.training import devices, keys, loop, parts, rundir
 from bam.training.config import add_options
 
@@ -246,7 +247,7 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
     """Sets a key from a command line's text; InputError if the key cannot have that value."""
     flat = rundir.flat(config.to_dict())
     if key not in flat:
-        raise InputError(f"the config has no key {key!r}")
+        raise InputError(f"the config has no key {key!r}{did_you_mean(key, flat)}")
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, ValueError):

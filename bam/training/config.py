@@ -5,7 +5,6 @@ A data set's config starts from `get_config(method)` and sets values. Setting a 
 the table is an error, also on the command line.
 """
 
-import difflib
 import inspect
 import math
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from bam.errors import InputError
 from bam.extras import needs
 from bam.named import ANY
 from bam.part_table import SECTIONS, USERS_OWN
+from bam.text import choose, meant, synonyms
 from bam.training import keys, methods, parts
 from bam.training.keys import BY_NAME, KEYS, Key, own
 
@@ -24,13 +24,12 @@ with needs("train"):
 
 METHODS = tuple(part_table.METHODS)
 NOISE = ("epsilon", "noise_multiplier")  # each decides the other
-STRENGTHS = ("lambda", "rho", "strength")  # what papers call the options that are a strength
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
     """The locked base configuration of a method in `METHODS`; InputError for another method."""
     if method not in METHODS:
-        raise InputError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
+        raise InputError(f"unknown method {method!r}{choose(method, METHODS)}")
     config = ConfigDict()
     for key in KEYS:
         section, _, name = key.name.rpartition(".")
@@ -156,12 +155,10 @@ def _add_option(options: ConfigDict, section: str, option: str) -> None:
     defaults = parts.options_of(section, options.name)
     if option not in defaults and ANY not in defaults:
         has = sorted({*defaults, *options} - {"name"})
-        near = difflib.get_close_matches(option, has, 1)
-        row, rows = part_table.row(section, options.name), SECTIONS[section].rows
-        if option in STRENGTHS and row and row.strength:
-            near = [row.strength]
-        hint = f"did you mean {section}.{near[0]}? " if near else ""
-        parts_with = " or ".join(x for x, row in rows.items() if option in row.public_options)
+        same = synonyms(option, [f"{section}.{x}" for x in (*has, "name")])
+        alike = [f"{section}.{x}" for x in [meant(option, has)] if x]
+        hint = "".join(f"did you mean {near}? " for near in (same or alike)[:1])
+        parts_with = "" if same else " or ".join(_parts_with(section, option))
         remedy = f"; there is one with --config.{section}.name={parts_with}" if parts_with else ""
         raise InputError(
             f"{section} {options.name or 'without a name'} has no option {option!r}: {hint}its "
@@ -172,6 +169,16 @@ def _add_option(options: ConfigDict, section: str, option: str) -> None:
     has_type = default is not None and default is not inspect.Parameter.empty
     with options.unlocked():
         options[option] = default if has_type else config_dict.placeholder(object)
+
+
+def _parts_with(section: str, option: str) -> list[str]:
+    """The parts of a section that have an option of that name or meaning."""
+    parts_with = []
+    for name, row in SECTIONS[section].rows.items():
+        keys_of_row = [f"{section}.{x}" for x in row.public_options]
+        if f"{section}.{option}" in keys_of_row or synonyms(option, keys_of_row):
+            parts_with.append(name)
+    return parts_with
 
 
 def set_strength(config: ConfigDict, **strengths: float) -> None:

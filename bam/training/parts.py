@@ -24,6 +24,7 @@ from bam.files import JsonObject
 from bam.models import finetune, losses
 from bam.part_table import SECTIONS
 from bam.privacy.plan import PrivacyPlan
+from bam.text import choose
 from bam.training import keys, schedules
 from bam.training.schedules import Schedule
 
@@ -293,9 +294,8 @@ def make(section: str, options: JsonObject, *args: Any) -> Any:
     """
     name, rows = options.pop("name"), SECTIONS[section].rows
     if ":" not in name and name not in rows:
-        raise InputError(
-            f"unknown {section} {name!r}; choose from {', '.join(rows)}, or MODULE:FUNCTION"
-        )
+        known = choose(name, [*rows], ", or MODULE:FUNCTION")
+        raise InputError(f"unknown {section} {name!r}{known}")
     maker = named.imported(section, name) if ":" in name else rows[name].make
     part = named.call(f"{section} {name}", maker, *args, **options)
     if missing := [x for x in SECTIONS[section].returned if not hasattr(part, x)]:
