@@ -90,7 +90,7 @@ def test_a_slip_in_a_config_or_key_is_one_line(flag, message, refusal):
     assert message in refusal(*arguments)
 
 
-SIGMA = "did you mean epsilon, from which σ follows?"
+SIGMA = "did you mean noise_multiplier?"
 FIELD = {
     "--config.batch_size=1": "did you mean expected_batch_size?",
     "--config.sample_rate=0.1": "did you mean expected_batch_size, from which q = l/N follows?",

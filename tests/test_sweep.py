@@ -8,7 +8,7 @@ import pytest
 import bam
 from bam import files
 from bam.privacy.run import PrivateRun
-from bam.sweep import comparison, runs
+from bam.sweep import comparison, runs, studies
 from bam.training import config as base
 from bam.training import loop, rundir
 from configs import digits
@@ -141,6 +141,7 @@ def test_a_sweep_trains_what_is_missing_pairs_by_seed_and_draws_the_bias(tmp_pat
     assert config["dataset"]["holdout"] == 300
     plan = json.loads((folder / "plan.json").read_text())
     assert plan["sampling_prob"] == 256 / (1437 - 300)
+    assert studies.LEGEND in best.stdout.splitlines()
     assert "NOT PRIVATE" in best.stdout
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
     head = (tmp_path / "sweep.md").read_text().splitlines()[0]
@@ -225,7 +226,7 @@ STUDIES = {  # command -> its arguments, number of groups, a column
     "reproduce": (
         ("--datasets=digits", "--epsilons=8", "--methods=dp_sgd,bam_sam", "--num_seeds=2"),
         2,
-        "paper, %",
+        "paper, % ± SD",
     ),
 }
 NOT_TINY = {
@@ -239,6 +240,9 @@ def test_every_study_trains_its_groups_and_sets_them_beside_each_other(name, tmp
     arguments = [x.replace("OUT", str(tmp_path)) for x in (*arguments, *NOT_TINY.get(name, TINY))]
     done = run_command(f"scripts.paper.{name}", f"--workdir={tmp_path}", *arguments, timeout=600)
     assert done.returncode == 0, done.stderr
+    printed = done.stdout.splitlines()
+    assert studies.LEGEND in printed
+    assert any(line.startswith("paper: mean ± SD") for line in printed) == (name == "reproduce")
     [made] = [p for p in tmp_path.glob("*.json") if p.name in ("study.json", "table1.json")]
     rows = rows_of(made)
     assert len(rows) == num_groups
@@ -269,9 +273,11 @@ def test_a_mistaken_study_is_one_line_and_writes_nothing(name, flag, message, tm
 def test_the_papers_numbers_stand_beside_ours():
     from scripts.paper import reproduce
 
-    assert reproduce.COLUMNS["paper, %"]({"paper": (68.2, 0.27)}) == "68.2 ± 0.3"
-    assert reproduce.COLUMNS["paper, %"]({"paper": None}) == "–"
-    best = {e: max(of, key=lambda m: of[m][0]) for e, of in reproduce.PAPER["cifar10"].items()}
+    column = reproduce.COLUMNS["paper, % ± SD"]
+    assert column({"paper": (68.2, 0.27)}) == "68.2 ± 0.27"
+    assert column({"paper": (14.7, None)}) == "14.70"
+    assert column({"paper": None}) == "–"
+    best = {e: max(of, key=lambda m: of[m][0]) for e, of in reproduce.TABLE_1["cifar10"].items()}
     assert best == dict.fromkeys((1.0, 2.0, 10.0), "bam_sam")
 
 

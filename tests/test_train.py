@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import re
+import time
 from pathlib import Path
 
 import jax
@@ -27,7 +28,7 @@ from bam.training import config as base
 from bam.training import duration, keys, loading, loop, parts, rundir, trainer
 from configs import digits
 from tests import runs
-from tests.cases import mostly, refused, tiny_digits
+from tests.cases import compilations, mostly, refused, tiny_digits
 from tests.run_folder import saved_steps
 
 PLAIN = private_gradient.PlainGradient
@@ -577,3 +578,23 @@ def test_a_run_of_a_given_noise_tells_the_epsilon_of_its_plan(tmp_path):
     result = loop.train(trainer, 0, tmp_path)
     assert result.summary["epsilon"] == trainer.plan.epsilon < by_epsilon.epsilon
     assert result.summary["noise_multiplier"] == config.noise_multiplier
+
+
+def test_the_seconds_of_a_first_run_leave_out_the_compilation_of_its_step(monkeypatch):
+    check, counts = trainer.Trainer.check_step, {}
+    take = loop._Watch.take
+
+    def checked(self, *given, **options):
+        counts["before"] = compilations(lambda: check(self, *given, **options))
+        time.sleep(2)
+
+    def taken(self, *given):
+        results = []
+        counts["within"] = compilations(lambda: results.append(take(self, *given)))
+        return results[0]
+
+    monkeypatch.setattr(trainer.Trainer, "check_step", checked)
+    monkeypatch.setattr(loop._Watch, "take", taken)
+    built = loop.build(tiny_digits(num_steps=1, expected_batch_size=201, microbatch_size=7))
+    assert loop.train(built, seed=0).summary["seconds"] < 2
+    assert counts["before"] > 0 == counts["within"]

@@ -53,6 +53,7 @@ def sweep(flags: FlagValues) -> int:
     # However narrow the terminal, a comparison needs its metric and its p-value.
     always = ["p", *(x for x in columns if x.startswith(metric.replace("_", " ")))]
     screen.table(columns, rows, file=out.with_name(f"{out.name}.md"), always=always)
+    screen.say(studies.LEGEND)
     if not studies.finished(runs, flags.num_seeds):
         return options.STOPPED
     has_bias = any(row["bias_norm"] is not None for row in rows)

@@ -24,6 +24,11 @@ with needs("train"):
         TimeRemainingColumn,
     )
 
+# What the columns of every table mean; commands print it below the table.
+LEGEND = (
+    "±: the 95 % interval of a mean over seeds; seconds: the median time of training, without "
+    "compiling and evaluating"
+)
 # Heading -> key of a diagnostic.
 BIAS = {"‖bias‖": "bias_norm", "‖ĝ‖": "gradient_norm", "ratio": "relative_bias", "cosine": "cosine"}
 GAIN: tables.Columns = {

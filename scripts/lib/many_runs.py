@@ -17,9 +17,10 @@ from bam.sweep.comparison import Runs, Study
 options.define(flags.FLAGS, options.MANY_RUNS)
 
 
-def carry_out(study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
+def carry_out(study: Study, out: Path, legend: str = "") -> tuple[list[JsonObject], Runs]:
     """Trains the missing runs, writes `OUT.json` and `OUT.md`, prints the table.
 
+    `legend` explains the study's own columns, in a line below the table.
     If the time ends first, the script ends with exit status 3, and the same command continues.
     Returns the rows of the table and the runs.
     """
@@ -29,6 +30,7 @@ def carry_out(study: Study, out: Path) -> tuple[list[JsonObject], Runs]:
     stop = signals.stop_after(flags.FLAGS.max_seconds)
     rows, trained = studies.carry_out(study, num_seeds, workdir, out, stop, screen.say)
     screen.table(studies.columns(study.columns, rows), rows, file=out.with_name(f"{out.name}.md"))
+    screen.say(studies.LEGEND, *filter(None, [legend]))
     if not studies.finished(trained, num_seeds):
         sys.exit(options.STOPPED)
     return rows, trained

@@ -19,6 +19,7 @@ from bam.sweep.plot import plt
 from bam.sweep.runs import FinishedRun
 from bam.training.methods import label
 from scripts.lib import many_runs
+from scripts.paper.numbers import TABLE_1, paper_cell
 
 flags.DEFINE_enum("table", "1", ["1"], "the paper's table; there is one")
 _DATASETS = flags.DEFINE_list(
@@ -27,29 +28,14 @@ _DATASETS = flags.DEFINE_list(
 _METHODS = flags.DEFINE_list("methods", "dp_sgd,dp_sat,bam_sam", "methods to run")
 _EPSILONS = flags.DEFINE_list("epsilons", "", "budgets; '': those of the paper's table")
 
-# data -> ε -> method -> test accuracy in %: mean and SD of 3 seeds (ImageNet32: one run).
-# The paper has one column for BAM; its runs use the SAM approximation.
-PAPER: dict[str, dict[float, dict[str, tuple[float, float | None]]]] = {
-    "cifar10": {
-        1.0: {"dp_sgd": (60.9, 0.49), "dp_sat": (60.9, 0.62), "bam_sam": (61.4, 0.48)},
-        2.0: {"dp_sgd": (67.1, 0.10), "dp_sat": (67.2, 0.30), "bam_sam": (68.2, 0.27)},
-        10.0: {"dp_sgd": (78.6, 0.08), "dp_sat": (78.1, 0.69), "bam_sam": (79.7, 0.13)},
-    },
-    "cifar100": {
-        1.0: {"dp_sgd": (18.1, 0.10), "dp_sat": (18.2, 0.13), "bam_sam": (18.5, 0.04)},
-        2.0: {"dp_sgd": (24.9, 0.46), "dp_sat": (24.9, 0.35), "bam_sam": (25.4, 0.40)},
-        10.0: {"dp_sgd": (40.3, 0.21), "dp_sat": (40.1, 0.19), "bam_sam": (40.8, 0.06)},
-    },
-    "imagenet32": {
-        10.0: {"dp_sgd": (14.97, None), "dp_sat": (14.70, None), "bam_sam": (20.67, None)}
-    },
-}
 COLUMNS: tables.Columns = {
-    "paper, %": lambda row: (
-        "–" if row["paper"] is None else tables.plus_minus(row["paper"][0], row["paper"][1], ".1f")
-    ),
+    "paper, % ± SD": lambda row: "–" if row["paper"] is None else paper_cell(*row["paper"]),
     "paper's gain": lambda row: tables.number(row["paper_gain"], "+.1f"),
 }
+LEGEND = (
+    "paper: mean ± SD of 3 seeds (ImageNet32: one run). Ours: mean ± 95 % interval, so compare the "
+    "means and not the two ±"
+)
 
 
 def main() -> None:
@@ -70,13 +56,14 @@ def main() -> None:
 
     def columns(label: str, runs: Sequence[FinishedRun]) -> dict[str, Any]:
         name, method, epsilon = cells[label]
-        paper = PAPER.get(groups[label].dataset.name, {}).get(epsilon, {})
+        paper = TABLE_1.get(groups[label].dataset.name, {}).get(epsilon, {})
         ours, theirs = paper.get(method), paper.get("dp_sgd")
         gain = round(ours[0] - theirs[0], 2) if ours and theirs and method != "dp_sgd" else None
         return {"name": name, "target_epsilon": epsilon, "paper": ours, "paper_gain": gain}
 
     workdir = Path(flags.FLAGS.workdir)
-    rows, _ = many_runs.carry_out(Study(groups, baseline, COLUMNS, columns), workdir / "table1")
+    study = Study(groups, baseline, COLUMNS, columns)
+    rows, _ = many_runs.carry_out(study, workdir / "table1", LEGEND)
     for name in _DATASETS.value:
         draw([row for row in rows if row["name"] == name], workdir / f"{name}.png")
 
@@ -116,7 +103,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 def _epsilons(name: str) -> list[float]:
     if _EPSILONS.value:
         return [float(epsilon) for epsilon in _EPSILONS.value]
-    return list(PAPER.get(_config(name, "dp_sgd", 1.0).dataset.name, {})) or [1.0, 2.0, 10.0]
+    return list(TABLE_1.get(_config(name, "dp_sgd", 1.0).dataset.name, {})) or [1.0, 2.0, 10.0]
 
 
 def _config(name: str, method: str, epsilon: float) -> ConfigDict:
