@@ -8,15 +8,7 @@ Data:      FOLDER holds the official archive, Parquet files, or what tensorflow-
 Hardware:  one GPU. DP-SGD at ε = 2 took 19 minutes on an H100 80GB, in bfloat16, on images in JPEG
            (benchmarks/dp_sgd_h100_summary.json). There 64 or 256 examples at a time are fastest.
 
-Accuracy, %, mean ± SD of 3 seeds in the paper:
-  ε    DP-SGD (paper)  DP-SAT (paper)  BAM (paper)   ours
-  1    60.9 ± 0.49     60.9 ± 0.62     61.4 ± 0.48   not run
-  2    67.1 ± 0.10     67.2 ± 0.30     68.2 ± 0.27   67.32, DP-SGD, one seed
-  10   78.6 ± 0.08     78.1 ± 0.69     79.7 ± 0.13   not run
-
-Departures from the authors' code: Poisson batches of expected size 4096 = 32 × 128 (theirs have a
-fixed size), all 50,000 training images, a fixed learning rate (theirs reacts to a private
-validation split), shifts of -4 to 4 pixels (theirs 0 to 3), the PLD accountant (theirs RDP).
+Table 1, Table 2 and what differs from the authors' code: docs/paper.md.
 """
 
 from ml_collections import ConfigDict

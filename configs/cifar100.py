@@ -5,14 +5,9 @@ Command:   bam train --config=configs/cifar100.py:METHOD --workdir=DIR
            METHOD is dp_sgd, dp_sat, bam_sam or bam_exact; EPSILON is 1, 2 or 10, δ = 1e-5.
 Hardware:  as configs/cifar10.py. Time: not run.
 
-Accuracy, %, mean ± SD of 3 seeds in the paper:
-  ε    DP-SGD (paper)  DP-SAT (paper)  BAM (paper)   ours
-  1    18.1 ± 0.10     18.2 ± 0.13     18.5 ± 0.04   not run
-  2    24.9 ± 0.46     24.9 ± 0.35     25.4 ± 0.40   not run
-  10   40.3 ± 0.21     40.1 ± 0.19     40.8 ± 0.06   not run
-
-It differs from CIFAR-10 in λ for BAM (Table 2) and in ScaleNorm, as in the authors' code.
-There is no config with WRN-16-4, because the paper trains it on ImageNet32 alone (Table 2).
+Table 1, Table 2 and what differs from the authors' code: docs/paper.md. It differs from CIFAR-10
+in λ for BAM and in ScaleNorm. There is no config with WRN-16-4, because the paper trains it on
+ImageNet32 alone.
 """
 
 from ml_collections import ConfigDict

@@ -113,16 +113,14 @@ def accuracy() -> str:
     rows = [
         _row("DP-SGD, linear model on [drawn features](docs/results_prior.md)", _prior()),
         *(
-            _row(f"{METHODS[method]}, the paper's ResNet-9", _at_paper_scale(method))
+            _row(f"{METHODS[method]}, the paper's ResNet-9", _at_paper_scale(method), method)
             for method in ("dp_sgd", "bam_sam")
         ),
-        *(_published(method) for method in ("dp_sgd", "bam_sam")),
-        _row("DP-SGD, [ResNet-9 of width 16](docs/results_resnet.md)", _medium("", "dp_sgd")),
-        _row("BAM, the same", _medium("", "bam_sam")),
-        _row("DP-SGD, the same, batches twice as large", _medium("double", "dp_sgd")),
+        _row("DP-SGD, [ResNet-9 of width 16](docs/results.md#resnet-9-on-cifar-10)", _medium("dp_sgd")),
+        _row("BAM, ResNet-9 of width 16", _medium("bam_sam")),
     ]
     heads = [f"ε = {epsilon:g}" for epsilon in EPSILONS]
-    columns = tables.text("accuracy, %", *heads, "seeds", "a run takes", "device", "commit")
+    columns = tables.text("test accuracy, %", *heads, "seeds", "a run", "device", "commit")
     return tables.markdown(columns, rows, left=["device", "commit"])
 
 
@@ -142,8 +140,8 @@ def _at_paper_scale(method: str) -> dict[float, Result]:
     return {e: runs["cifar10", e, method] for e in EPSILONS if ("cifar10", e, method) in runs}
 
 
-def _medium(folder: str, method: str) -> dict[float, Result]:
-    table = files.read_json(ROOT / "docs/results/cifar10_medium" / folder / "table1.json")
+def _medium(method: str) -> dict[float, Result]:
+    table = files.read_json(ROOT / "docs/results/cifar10_medium/table1.json")
     found = {}
     for row in table["rows"]:
         if row["method"] == method:
@@ -158,24 +156,20 @@ def _medium(folder: str, method: str) -> dict[float, Result]:
     return found
 
 
-def _row(name: str, results: dict[float, Result]) -> list[str]:
-    """A row of ours; results by ε."""
+def _row(name: str, results: dict[float, Result], published: str = "") -> list[str]:
+    """A row of results by ε; `published` names the method whose accuracy in the paper to add."""
     cells = [results[e].cell if e in results else "not run" for e in EPSILONS]
+    for place, epsilon in enumerate(EPSILONS):
+        if published and epsilon in TABLE_1["cifar10"]:
+            cells[place] += f"; paper {paper_cell(*TABLE_1['cifar10'][epsilon][published])}"
     if not results:
         return [name, *cells, *"––––"]
     kept = list(results.values())
-    seeds = {len(result.accuracies) for result in kept}
+    [seeds] = {len(result.accuracies) for result in kept}
     seconds = [time for result in kept for time in result.seconds]
     commits = [commit for result in kept for commit in result.commits]
     [device] = {result.device for result in kept}
-    return [name, *cells, *map(str, seeds), _time(seconds), device, _commits(commits)]
-
-
-def _published(method: str) -> list[str]:
-    """A row of the paper's; "–" for an ε that it does not have."""
-    paper = TABLE_1["cifar10"]
-    cells = [paper_cell(*paper[e][method]) if e in paper else "–" for e in EPSILONS]
-    return [f"the paper, {METHODS[method]}", *cells, "3", "–", "–", "–"]
+    return [name, *cells, str(seeds), _time(seconds), device, _commits(commits)]
 
 
 def paper_cell(mean: float, sd: float | None) -> str:
