@@ -116,7 +116,10 @@ def accuracy() -> str:
             _row(f"{METHODS[method]}, the paper's ResNet-9", _at_paper_scale(method), method)
             for method in ("dp_sgd", "bam_sam")
         ),
-        _row("DP-SGD, [ResNet-9 of width 16](docs/results.md#resnet-9-on-cifar-10)", _medium("dp_sgd")),
+        _row(
+            "DP-SGD, [ResNet-9 of width 16](docs/results.md#resnet-9-on-cifar-10)",
+            _medium("dp_sgd"),
+        ),
         _row("BAM, ResNet-9 of width 16", _medium("bam_sam")),
     ]
     heads = [f"ε = {epsilon:g}" for epsilon in EPSILONS]

@@ -144,7 +144,14 @@ def measured() -> list[comparison.Estimate]:
 
 @pytest.mark.parametrize(
     ("page", "least"),
-    [("does_bam_help", 15), ("benchmark", 15), ("results", 5), ("batches", 3), ("log", 30), ("../README", 1)],
+    [
+        ("does_bam_help", 15),
+        ("benchmark", 15),
+        ("results", 5),
+        ("batches", 3),
+        ("log", 30),
+        ("../README", 1),
+    ],
 )
 def test_a_page_says_what_was_measured(measured, page, least):
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
