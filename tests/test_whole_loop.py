@@ -3,6 +3,7 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,7 +12,7 @@ from bam.data import datasets
 from bam.training import loop
 from configs import digits
 from examples import whole_loop
-from tests.cases import assert_same_bits
+from tests.cases import assert_same_bits, tiny_digits
 
 VIEWS = {"augment.views": 2, "augment.shift": 1}
 
@@ -59,3 +60,19 @@ def test_the_loop_of_ones_own_has_the_weights_of_bam_train(method, changes, tmp_
 def test_the_example_is_at_most_eighty_lines():
     with open(whole_loop.__file__) as file:
         assert len(file.readlines()) <= 80
+
+
+def test_an_example_of_a_loop_has_the_key_of_its_place_in_bam_train():
+    trainer = loop.build(tiny_digits())
+    example_of = trainer.parts.example_of(trainer.init(0))
+    rows = {name: x[0] for name, x in trainer.rows(np.zeros(1, np.int32)).items()}
+    private = bam.PrivateTraining(plan=trainer.plan, clip=bam.clip_by_l2_norm(1.0), seed=0)
+    data = {"x": np.zeros((trainer.plan.num_examples, 1), np.float32)}
+    batch = next(private.batches(data, keys=True))
+    for place in (0, 7):
+        example = example_of(rows | {"place": jnp.int32(place)})
+        ours = jax.tree.map(lambda x, place=place: x[place], batch.examples)
+        assert jax.random.key_data(ours["key"]).tolist() == (
+            jax.random.key_data(example["key"]).tolist()
+        )
+        assert ours["step"] == example["step"] == 0
