@@ -3,6 +3,7 @@
 import csv
 import difflib
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +129,24 @@ def one_line(value: Any, without: str = "`|") -> Any:
     if isinstance(value, str):
         return "".join(c if c.isprintable() and c not in without else " " for c in value)
     return value
+
+
+def quoted(text: str, width: int = 96) -> str:
+    r"""A text as an indented block of Markdown, in which nothing counts as Markdown or HTML.
+
+    Every line begins with four spaces, so none can pass for a line of the page around it.
+
+    Examples:
+      >>> quoted("# none\n<b>*bold*</b>\x1b[2J")
+      '    # none\n    <b>*bold*</b> [2J'
+    """
+    plain = (one_line(line.expandtabs(4), "").rstrip() for line in text.splitlines())
+    lines = [
+        piece
+        for line in plain
+        for piece in textwrap.wrap(line, width, break_on_hyphens=False) or [""]
+    ]
+    return "\n".join(line and f"    {line}" for line in lines)
 
 
 def visible(text: str, keep: str = "") -> str:

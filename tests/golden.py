@@ -14,6 +14,7 @@ import bam
 from bam import files, provenance
 from bam.privacy import ledger, recorded_plan, statement
 from bam.privacy.plan import Population, PrivacyPlan
+from bam.release import notes
 from bam.training import config as base
 from tests import messages
 
@@ -91,6 +92,16 @@ SUMMARIES = {
         "processes": [PROCESS, LATER | {"first_step": 1}],  # it took all steps again
     },
 }  # fmt: skip
+# What the publisher of one of them answers; the first text tries to be more than an answer.
+NOTES = {
+    "user_poisson": dict.fromkeys(notes.QUESTIONS, "") | {
+        "Choice of hyper-parameters": "From the defaults.\n\n## Facts\n\n| ε | 0.01 |\n</pre>",
+        "Other runs on the same data": "Two, which failed.",
+        "Other releases from the same data": "A model at ε = 1, so ε is at most 1.25 in total.",
+        "Choice of ε and δ": "The review board, before training.",
+        "Contact": "privacy@example.org",
+    },
+}  # fmt: skip
 
 
 def plan_of(name):
@@ -135,6 +146,7 @@ def fields_of(name):
         diagnosed=False,
         exported_by="bam 0.2.0, commit 1d4e5a",
         released=released_of(name),
+        notes=NOTES.get(name),
     )
 
 

@@ -23,12 +23,13 @@ from flax import traverse_util
 
 import bam
 from bam import files, models, named, provenance
+from bam.cli import privacy
 from bam.data.preprocessing import Preprocessing
 from bam.models import finetune
 from bam.part_table import SECTIONS, USERS_OWN
-from bam.privacy import ledger, statement
-from bam.privacy.plan import Population, PrivacyPlan
-from bam.release import export, predict, report
+from bam.privacy import ledger, recorded_plan, statement
+from bam.privacy.plan import RECORDED, Population, PrivacyPlan
+from bam.release import export, notes, predict, report
 from bam.release import records as records_of
 from bam.training import config as base
 from bam.training import keys, loop, rundir
@@ -431,8 +432,9 @@ def test_every_value_in_a_release_is_listed_in_its_statement(name, vit, blank, t
     text = (tmp_path / "out/PRIVACY.md").read_text()
     assert facts["preprocessing"] == made and set(made) == set(Preprocessing._fields)
     assert unlisted(facts, text) == set()
-    assert {x.name for x in (tmp_path / "out").glob("*.json")} == {"model.json", "config.json"}
-    assert "`config.json`" in text and "`model.json`" in text
+    listed = {"model.json", "config.json", "plan.json"}
+    assert {x.name for x in (tmp_path / "out").glob("*.json")} == listed
+    assert all(f"`{name}`" in text for name in listed)
     # The offset and scale of labels are public: they are listed, and looked at.
     assert row_of(text, "offset and scale").startswith(
         "| offset and scale of the labels | **43.5 and 12.25**, which whoever imported"
@@ -450,6 +452,86 @@ def test_every_value_in_a_release_is_listed_in_its_statement(name, vit, blank, t
 def test_a_stranger_s_preprocessing_breaks_no_statement(forged, run):
     edit(run / "summary.json", lambda summary: summary.update(preprocessing=forged))
     assert "| offset and scale of the labels | " in export.statement_of(records_of.read(run), "bam")
+
+
+# The plan.
+
+
+def test_a_release_has_the_plan_of_its_run_and_nothing_else_of_the_run_s_file(
+    run, release, tmp_path
+):
+    plan = recorded_plan.read_plan(release / "plan.json")
+    assert plan == records_of.read(run).plan and plan.epsilon_after(3) == plan.epsilon
+    stated = files.read_json(release / "plan.json")
+    assert set(stated) == {*RECORDED} - {"mechanism_name"} | {"mechanism"}
+    for name in ("plan", "summary"):
+        edit(run / f"{name}.json", lambda record: record.update(token="s3cret"))
+    edit(run / "plan.json", lambda record: record["mechanism_options"].update(path="s3cret"))
+    refused("mechanism poisson", export.export, run, tmp_path / "out")
+    edit(run / "plan.json", lambda record: record["mechanism_options"].clear())
+    # The checkpoint holds the plan, too.
+    record = json.loads((run / "plan.json").read_text())
+    run_folder.rewrite_header(run_folder.newest(run), lambda header: header | {"record": record})
+    export.export(run, tmp_path / "out")
+    assert files.read_json(tmp_path / "out/plan.json") == stated
+    assert b"s3cret" not in contents(tmp_path / "out")
+
+
+def joint(out, *folders):
+    """What `bam privacy` computes of these folders together, and writes there."""
+    privacy.account_for_all([str(x) for x in folders], None, str(out))
+    return files.read_json(out)
+
+
+def test_releases_have_together_the_epsilon_of_their_runs(
+    finished, release, tmp_path, tmp_path_factory
+):
+    other = runs.copy(tmp_path_factory, "banded", tmp_path / "banded")
+    export.export(other, tmp_path / "out")
+    file = tmp_path / "joint.json"
+    ours, theirs = joint(file, tmp_path / "out", release), joint(file, other, finished)
+    alone = [x["epsilon"] for x in ours["plans"]]
+    for row in ("together", "sum"):
+        assert ours[row] == theirs[row]
+    assert max(alone) < ours["together"]["epsilon"] < sum(alone) == ours["sum"]["epsilon"]
+    assert joint(file, release)["together"] != ours["together"]  # the control
+
+
+def test_a_release_of_an_earlier_version_has_no_plan_and_says_so(release, tmp_path):
+    folder = shutil.copytree(release, tmp_path / "old")
+    (folder / "plan.json").unlink()
+    export.load(folder)  # it still predicts
+    done = run_command("bam", "privacy", f"--plan={release}", f"--plan={folder}")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not done.stdout
+    message = "has no plan.json, like a release by an earlier version: give the run's folder"
+    assert f"--plan={folder} {message}" in done.stderr
+
+
+# The publisher's notes.
+
+
+def test_a_form_is_written_then_filled_in_and_then_repeated(finished, release, tmp_path):
+    form, out = tmp_path / "notes.md", tmp_path / "out"
+    command = ("bam", "export", f"--workdir={finished}", f"--out={out}", f"--notes={form}")
+    for message in ("is an empty form now: answer its questions", "has no answer: fill it in"):
+        done = run_command(*command)
+        assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+        assert form.read_text() == notes.FORM and not out.exists()
+    form.write_text(notes.FORM.replace("## Contact\n", "## Contact\n\nprivacy@example.org\n"))
+    assert run_command(*command).returncode == 0
+    assert sorted(path.name for path in out.iterdir()) == sorted(export.FILES)
+    assert "### Contact\n\n    privacy@example.org\n" in (out / "PRIVACY.md").read_text()
+    for name in set(export.FILES) - {"PRIVACY.md"}:
+        assert (out / name).read_bytes() == (release / name).read_bytes()
+
+
+@pytest.mark.parametrize("text", ["", "ε is 0", "## Facts\n", "## Contact\n\n"])
+def test_a_form_that_is_none_makes_no_release(text, finished, tmp_path):
+    (tmp_path / "notes.md").write_text(text)
+    args = finished, tmp_path / "new" / "out"
+    refused("notes.md", export.export, *args, notes=tmp_path / "notes.md")
+    refused("nowhere.md: missing", export.export, *args, notes=str(tmp_path / "nowhere.md"))
+    assert not (tmp_path / "new").exists() and not (tmp_path / "nowhere.md").exists()
 
 
 def clip_norm_row(given, origin=""):

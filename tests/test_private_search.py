@@ -15,16 +15,16 @@ import pytest
 
 import bam
 from bam import files
-from bam.cli import sweep
+from bam.cli import privacy, sweep
 from bam.data import datasets
-from bam.privacy import selection, statement
+from bam.privacy import recorded_plan, selection, statement
 from bam.release import export
 from bam.sweep import comparison, private_search
 from bam.sweep.method_config import method_config
 from bam.training import config as base
 from bam.training import loading, loop, score
 from configs import digits
-from tests.cases import digits_of_numbers, made_once, mostly, recomputed, run_command
+from tests.cases import digits_of_numbers, made_once, mostly, recomputed, refused, run_command
 
 FILE = str(base.__file__).replace("bam/training/config.py", "configs/digits.py")
 
@@ -213,12 +213,16 @@ def test_the_chosen_trial_is_released_with_the_total_and_no_other_is_released(se
     assert statement.render({"seeded": False, "epsilon": 3, "delta": "1e-05"}, "claim") in text
     assert f"| ε, rounded up | 3 | {epsilon} |" in text
     facts = {"searched": True, "trials_mean": 3, "exact_trials_mean": 3.0}
-    facts |= {"trials_shape": 1.0, "score_noise": 10.0}
+    facts |= {"trials_shape": 1.0, "score_noise": 10.0, "settings_answered": False}
     for name in ("chosen_on_these_data", "search_rows", "settings_chosen", "run_chosen"):
         assert statement.render(facts, name) in text
     assert "bam privacy" not in text  # it knows single runs alone
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["mechanism"]["trials_mean"] == 3.0
+    plan = recorded_plan.read_plan(tmp_path / "out" / "plan.json")
+    assert plan.to_json().items() <= files.read_json(chosen / "plan.json").items()
+    message = "the privacy loss of mechanism best_of_trials is not composed with others"
+    refused(message, privacy.account_for_all, [str(tmp_path / "out")], None, "")
     others = [path for path in (workdir / "trials").iterdir() if path != chosen]
     for other in others:
         with pytest.raises(ValueError, match="one trial of a private search, and not the chosen"):

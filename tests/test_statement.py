@@ -115,7 +115,8 @@ def golden_fields():
     for name in golden.CONFIGS:
         plan = quick(golden.plan_of(name))
         released = golden.released_of(name)
-        yield fields(plan, golden.CONFIGS[name], released=released, **golden.SUMMARIES[name])
+        changes = {"released": released, "notes": golden.NOTES.get(name)}
+        yield fields(plan, golden.CONFIGS[name], **changes, **golden.SUMMARIES[name])
     yield loop_fields("own_loop", is_proved=False)
 
 
@@ -141,7 +142,7 @@ def quick(plan, **changes):
     return without_mu(dataclasses.replace(plan, **changes))
 
 
-def fields(plan, config=None, diagnosed=False, released=statement.FOLDER, **summary):
+def fields(plan, config=None, diagnosed=False, released=statement.FOLDER, notes=None, **summary):
     """Those of a run of that plan, in a folder, with changes of its config and its summary."""
     config = golden.config_of(**(config or {}))
     return statement.fields_of_run(
@@ -152,6 +153,7 @@ def fields(plan, config=None, diagnosed=False, released=statement.FOLDER, **summ
         diagnosed=diagnosed,
         exported_by="bam",
         released=released,
+        notes=notes,
     )
 
 
@@ -164,7 +166,7 @@ def allocated():
 def unused(texts, known):
     """What of a template or of the fields nothing uses, and what it lacks."""
     names, choosing = parts_of(texts)
-    roots = {"statement", "nominal", "process", "part", "not_recorded"}
+    roots = {"statement", "nominal", "process", "part", "answer", "not_recorded"}
     return (texts.keys() | known) - names - choosing - roots, (
         names | choosing
     ) - texts.keys() - known

@@ -5,9 +5,11 @@ from pathlib import Path
 
 from absl.flags import FlagValues
 
-from bam import waits
+from bam import files, waits
 from bam.cli import command, screen
+from bam.errors import InputError
 from bam.release import export as release
+from bam.release.notes import FORM
 
 
 def main(argv: Sequence[str]) -> int:
@@ -16,7 +18,18 @@ def main(argv: Sequence[str]) -> int:
 
 
 def export(flags: FlagValues) -> None:
-    """Writes the release, or refuses in one line a run that may not be released."""
+    """Writes the release, or refuses in one line a run that may not be released.
+
+    If --notes names a file that does not exist, only the empty form is written there.
+    """
+    form = Path(flags.notes)
+    if flags.notes and not form.exists():
+        files.check_writable(flags.notes)
+        files.write_text(form, FORM)
+        raise InputError(
+            f"{form} did not exist and is an empty form now: answer its questions, then give this "
+            "command again"
+        )
     with waits.awaited(screen.show, "writing the release", stays=False):
         release.export(
             Path(flags.workdir),
@@ -25,6 +38,7 @@ def export(flags: FlagValues) -> None:
             own_model=flags.own_model,
             stablehlo=flags.stablehlo,
             weights=flags.weights,
+            notes=flags.notes,
         )
-    files = release.FILES + flags.stablehlo * ("model.stablehlo",)
-    screen.say(f"{', '.join(files)} in {flags.out}; read PRIVACY.md before you pass it on")
+    names = release.FILES + flags.stablehlo * ("model.stablehlo",)
+    screen.say(f"{', '.join(names)} in {flags.out}; read PRIVACY.md before you pass it on")

@@ -262,6 +262,11 @@ on if --public made it.
         "writes a run's release: weights, settings, a privacy statement",
         """\
 bam export --workdir=runs/digits --out=release
+bam export --workdir=runs/digits --out=release --notes=notes.md
+
+With --notes, PRIVACY.md repeats your answers to what no program can know, such
+as how you chose the settings and what else you released. If the file does not
+exist, the command writes the empty form there, and no release.
 """,
         (
             Flag("workdir", "", "folder of a finished run, trained without a seed", required=True),
@@ -274,6 +279,7 @@ bam export --workdir=runs/digits --out=release
             Flag(
                 "weights", "", "with --stablehlo: the backbone's weights; '': as in the run"
             ),
+            Flag("notes", "", "your answers, a form to fill in; PRIVACY.md repeats them"),
         ),
     ),
     "predict": Command(
@@ -485,15 +491,16 @@ replaced by nothing, its place is left empty, and the public q and T stay the
 same. If N is a public constant, this means adding or removing one example.
 
 With --plan it prints the joint ε of several runs on the same data, made by
-`bam train` or by your own loops. Their privacy losses are composed: at
-the sum of their δ this gives at most the sum of their ε, and usually much less.
+`bam train` or by your own loops, or of their releases. Their privacy losses are
+composed: at the sum of their δ this gives at most the sum of their ε, and
+usually much less.
 """,
         (
             Flag("noise_multiplier", None, "σ; give this or --target_epsilon", float),
             Flag("target_epsilon", None, "ε to find σ for", float),
             Flag("sampling_prob", None, "q, the probability of Poisson sampling", float),
             Flag("num_steps", None, "T, the number of steps", int, least=1),
-            Flag("plan", None, "a run's folder, or its plan.json; repeated for each run",
+            Flag("plan", None, "plan.json of a run or release, or its folder; repeated for each",
                  list),
             Flag("delta", 1e-5, "δ; with --plan the default is the largest δ of the runs"),
             Flag("accountant", "pld", "accountant that finds σ for --target_epsilon",

@@ -1,6 +1,6 @@
 """Computes ε of DP-SGD's noise by three accountants (or σ), μ and an attacker's best rates.
 
-With --plan it computes the joint ε of several runs on the same data instead.
+With --plan it computes the joint ε of several runs on the same data, or releases, instead.
 """
 
 import math
@@ -97,8 +97,8 @@ def account(flags: FlagValues) -> None:
 def account_for_all(names: Sequence[str], delta: float | None, json: str) -> None:
     """Prints ε of each run, the joint ε of all runs at `delta`, and the sums of their ε and δ.
 
-    `names` are files `plan.json`, or folders that hold one. `delta` of None is the largest δ of the
-    plans. `json` is a file to write, or "".
+    `names` are files `plan.json`, or folders of runs or releases that hold one. `delta` of None is
+    the largest δ of the plans. `json` is a file to write, or "".
     """
     from bam.privacy.joint_epsilon import joint_epsilon
     from bam.privacy.mechanisms import ADJACENCIES  # these import JAX, which takes seconds
@@ -106,7 +106,13 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
 
     paths = [Path(name) / PLAN if Path(name).is_dir() else Path(name) for name in names]
     if "" in names:
-        raise InputError("--plan= is empty: give plan.json of a run, or the run's folder")
+        raise InputError("--plan= is empty: give plan.json of a run or a release, or its folder")
+    for name, path in zip(names, paths, strict=True):
+        if Path(name).is_dir() and not path.exists():
+            raise InputError(
+                f"--plan={name} has no {PLAN}, like a release by an earlier version: give the "
+                "run's folder, or export the run again"
+            )
     if len(records := {path.resolve() for path in paths}) < len(paths):
         raise InputError("--plan names one run twice: name each run once")
     if json and Path(json).resolve() in records:
@@ -130,7 +136,11 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
     for row in (*rows, together, total):
         epsilon, its_delta = rounded_up(row["epsilon"], "8.4f"), rounded_up(row["delta"], "g")
         screen.say(f"ε = {epsilon}   δ = {its_delta}   {row['plan']}")
-    screen.say("", "This holds if no two runs had the same seed: with one seed they share noise.")
+    screen.say(
+        "",
+        "This holds if nobody can guess the seed of a run, and no two runs had the same seed: with "
+        "one seed they share noise.",
+    )
 
 
 def analyse(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> JsonObject:

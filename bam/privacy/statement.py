@@ -23,6 +23,7 @@ from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.run import PrivateRun
 from bam.privacy.tradeoff import most_power
+from bam.text import quoted
 
 # False positive rates at which the power of the best test is stated.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05)
@@ -60,6 +61,13 @@ NOT_RECORDED = TEXTS["not_recorded"].choices[None]
 # Parts that may be a user's code, with conditions for ε to hold: each config key that can name a
 # MODULE:FUNCTION, and the two parts that a user's own loop brings.
 PARTS = tuple(str(key) for key in TEXTS["part"].choices)
+# A publisher's answers to which rows of the tables refer: the field, and the question of the form.
+ANSWERED = {
+    "settings_answered": "Choice of hyper-parameters",
+    "runs_answered": "Other runs on the same data",
+    "releases_answered": "Other releases from the same data",
+    "epsilon_answered": "Choice of ε and δ",
+}
 
 
 def render(fields: JsonMapping, name: str) -> str:
@@ -123,6 +131,7 @@ def fields_of_run(
     *,
     diagnosed: bool,
     own_parts: Mapping[str, str] | None = None,
+    notes: Mapping[str, str] | None = None,
     **words: str,
 ) -> JsonObject:
     """The fields of a finished run of `bam train`.
@@ -133,6 +142,7 @@ def fields_of_run(
       summary: the content of `summary.json`.
       diagnosed: whether the records hold figures of training examples.
       own_parts: as in `training_fields`; None takes them from `config`.
+      notes: the publisher's answer to each question, "" without one; None if there is no form.
       **words: `data`, `exported_by` and `released` of `training_fields`.
     """
     parts = parts_of(config) if own_parts is None else own_parts
@@ -140,6 +150,7 @@ def fields_of_run(
     return {
         **training_fields(plan, summary, own_parts=parts, clip=names["clip"], **words),
         **fields_on_other_uses(config, summary, diagnosed, is_searched(plan)),
+        **fields_of_notes(notes or {}),
         "trained_by": "bam train",
         "method": names["method"],
     }
@@ -179,8 +190,19 @@ def fields_of_own_loop(
     words = {"data": data, "exported_by": exported_by, "released": "the weights"}
     return {
         **training_fields(plan, record, own_parts=parts, clip="", **words),
+        **fields_of_notes({}),
         "trained_by": "own loop",
     }
+
+
+def fields_of_notes(notes: Mapping[str, str]) -> JsonObject:
+    """The fields of a publisher's answers, see `fields_of_run`; without a form there are none."""
+    answers = [
+        render({"answered": bool(words), "question": question, "words": quoted(words)}, "answer")
+        for question, words in notes.items()
+    ]
+    answered = {field: bool(notes.get(question)) for field, question in ANSWERED.items()}
+    return {"has_notes": bool(notes), "answers": "\n\n".join(answers), **answered}
 
 
 def parts_of(config: JsonMapping) -> dict[str, str]:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import jax
@@ -27,10 +27,12 @@ from bam.extras import needs
 from bam.files import JsonObject, make_folder, replace, user_path, write_json, write_text
 from bam.models import lora
 from bam.privacy import checkpoint, statement
+from bam.privacy.recorded_plan import PLAN
 from bam.privacy.run import CHECKPOINTS
 from bam.privacy.selection import CHOSEN
 from bam.provenance import git_commit
 from bam.release.load import WRONG_WEIGHTS, Released, Shapes, build, check_shapes, load
+from bam.release.notes import read as read_notes
 from bam.release.records import RunRecords, read
 from bam.text import one_line
 from bam.training.keys import BY_NAME
@@ -41,7 +43,10 @@ with needs("train"):
 
 __all__ = ["CHOSEN", "Released", "export", "load"]
 
-FILES = ("PRIVACY.md", "config.json", "model.json", "weights.npz", "weights.safetensors")
+FILES = (
+    *("PRIVACY.md", "config.json", "model.json", "plan.json"),
+    *("weights.npz", "weights.safetensors"),
+)
 
 # Numbers, names and expressions. Without slashes, so it cannot be a path of this machine.
 _PLAIN = re.compile(r"[\w.:|^$()*+?\[\]-]*")
@@ -55,12 +60,13 @@ def export(
     own_model: str = "",
     stablehlo: bool = False,
     weights: str = "",
+    notes: Path | str = "",
 ) -> None:
     """Writes the release of a finished private run, either complete or not at all.
 
     The folder gets `weights.safetensors` and `weights.npz` (the same averaged weights under the
     same names, like `Dense_0/kernel`), `model.json` (a description of the network), `config.json`
-    (the public settings) and `PRIVACY.md`.
+    (the public settings), `plan.json` (the privacy plan) and `PRIVACY.md`.
 
     Args:
       workdir: the run's folder, which is only read. The data set is not needed.
@@ -72,15 +78,19 @@ def export(
         contains the map of images to features, too, unless that is the user's own.
       weights: for this program, the weights of the backbone that made the features; "": the file
         that the run read.
+      notes: the publisher's form, see `bam.release.notes`, whose answers `PRIVACY.md` repeats; "":
+        none.
 
     Raises:
       InputError: if the run is unfinished, not private, has a seed without `nominal`, has no
-        checkpoint, is a trial of a private search but not the chosen one, or its records disagree.
+        checkpoint, is a trial of a private search but not the chosen one, or its records disagree;
+        or if `notes` is not a form with an answer.
         FileExistsError: if `out` is not empty. In each case nothing is written.
     """
     workdir, out = user_path(workdir), user_path(out)
     run = read(workdir)
     _check(run, nominal)
+    answers = read_notes(user_path(notes)) if notes else None
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} is not empty; choose another --out")
     description = _describe_model(run)
@@ -95,7 +105,7 @@ def export(
     if stablehlo and run.summary.get("features") == "backbone":
         weights = weights or run.config["features"]["weights"]
     stated = settings(run)
-    text = statement_of(run, made_by())
+    text = statement_of(run, made_by(), notes=answers)
     make_folder(out.parent)
     # Written beside `out` and renamed, so `out` is never half a release.
     partial = out.with_name(f"{out.name}.partial")
@@ -110,6 +120,8 @@ def export(
         np.savez(partial / "weights.npz", allow_pickle=False, **arrays)
         write_json(partial / "model.json", description)
         write_json(partial / "config.json", stated)
+        # The plan's own fields alone, because the run's file also has others.
+        write_json(partial / PLAN, run.plan.to_json())
         write_text(partial / "PRIVACY.md", text)
         # Read back first: a release that cannot be loaded is not published.
         released = load(partial, own_model, weights)
@@ -180,8 +192,13 @@ def made_by() -> str:
     return f"bam {bam.__version__}, commit {git_commit()}"
 
 
-def statement_of(run: RunRecords, exported_by: str, released: str = statement.FOLDER) -> str:
-    """The text of `PRIVACY.md` of a finished run."""
+def statement_of(
+    run: RunRecords,
+    exported_by: str,
+    released: str = statement.FOLDER,
+    notes: Mapping[str, str] | None = None,
+) -> str:
+    """The text of `PRIVACY.md` of a finished run; `notes` as for `statement.fields_of_run`."""
     # The name of a user's own data set stays private, as in `settings`.
     own_parts = {
         key: name if _is_plain(name) and key != "dataset.name" else ""
@@ -194,6 +211,7 @@ def statement_of(run: RunRecords, exported_by: str, released: str = statement.FO
         data=data_in_words(run),
         diagnosed=run.diagnosed,
         own_parts=one_line(own_parts),
+        notes=notes,
         exported_by=exported_by,
         released=released,
     )
