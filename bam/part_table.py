@@ -118,7 +118,9 @@ METHODS = {
 
 # Without words, all that PRIVACY.md says is that the norm of a clipped gradient is at most S.
 CLIPS = {
-    "l2": Part("bam.core.clipping:clip_by_l2_norm", words="scaled down to an L2 norm of at most C"),
+    "l2": Part(
+        "bam.core.clipping:clip_by_l2_norm", ("slack",), "scaled down to an L2 norm of at most C"
+    ),
     "normalize": Part(
         "bam.core.clipping:normalize", ("gamma",), "scaled, up or down, to an L2 norm of at most C"
     ),

@@ -131,6 +131,9 @@ def describe_row(row: dict) -> str:
     )
     parts = [f"step {row['step']:>6}", spent]
     parts += test_figures(row)
+    clipped = [row.get(f"private/share_clipped{end}") for end in ("", "_low", "_high")]
+    if None not in clipped:
+        parts.append("clipped {:.0%} ({:.0%} to {:.0%})".format(*clipped))
     bias, relative = (row.get(f"not_private/{x}") for x in ("bias_norm", "relative_bias"))
     if bias is not None and relative is not None:
         parts.append(f"bias {bias:.3f} ({relative:.0%} of the gradient; NOT PRIVATE)")

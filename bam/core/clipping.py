@@ -1,8 +1,8 @@
 r"""Bounding one example's gradient: optax transforms that promise a bound on their output.
 
 The promise is `sensitivity`, S. Because of rounding, an output may be longer than S by the factor
-`ROUNDING`, and the noise is scaled to that larger bound. For the first three clips below the bound
-is proved. Let $u = 2^{-24}$. A computed norm is $n = \|g\| (1 + \eta)$ with
+`ROUNDING`, and the noise is scaled to that larger bound. The bound of the clips
+before `chain` is proved. Let $u = 2^{-24}$. A computed norm is $n = \|g\| (1 + \eta)$ with
 $|\eta| < 5 \cdot 10^{-6}$ (`pytree.l2_norm`), and each product, quotient or sum of two numbers is
 off by a factor between $1 - u$ and $1 + u$ (a GPU's quotient by up to 4 u, which `ROUNDING`
 covers). The engine writes the gradient to memory before its norm is taken, so the norm and the
@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, PyTree
 
-from bam.core import program, pytree, scalars
+from bam.core import program, pytree, scalars, slots
 from bam.core.program import STATIC
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
@@ -106,7 +106,9 @@ class _Proved(_Pair):
         return optax.EmptyState()
 
 
-def clip_by_l2_norm(clip_norm: Number) -> "ClipByL2Norm":
+def clip_by_l2_norm(
+    clip_norm: Number, slack: int = 0
+) -> "ClipByL2Norm | ClipByL2NormWithSlots":
     r"""Clips a gradient to norm at most C: $\bar g = g / \max(1, \|g\|_2 / C)$.
 
     The norm is taken over all leaves together, in float32 or wider; structure, shapes and dtypes
@@ -122,8 +124,12 @@ def clip_by_l2_norm(clip_norm: Number) -> "ClipByL2Norm":
     C = inf             g (0 if non-finite); sensitivity inf, so `privatize` refuses it
     =================== =======================================================
 
+    With `slack`, a number of slots from 2 to 256, the noised sum also tells how many gradients were
+    clipped, and the norms of the others, at no cost in ε: see `bam.core.slots`. S stays C. 0 has no
+    slots.
+
     A C that is negative, NaN, or positive but below 1e-12 (see `SMALLEST_CLIP_NORM`) is an
-    InputError.
+    InputError, as is another number of slots, or slots for C = inf.
 
     Proof of the bound: if n ≤ C (1 + u), g is returned, and $\|g\| \le C (1 + u) / (1 - |\eta|)$.
     Otherwise C, C/n and its products with entries are rounded once each, so $\|\bar g\| \le
@@ -140,7 +146,8 @@ def clip_by_l2_norm(clip_norm: Number) -> "ClipByL2Norm":
       >>> print(clipped["w"], clip.sensitivity)
       [0.6 0.8] 1.0
     """
-    return ClipByL2Norm(clip_norm)
+    num_slots = slots.check(slack)
+    return ClipByL2NormWithSlots(clip_norm, num_slots) if num_slots else ClipByL2Norm(clip_norm)
 
 
 @program.record
@@ -162,6 +169,49 @@ class ClipByL2Norm(_Proved):
         """Returns the clipped gradient, and the state."""
         norm = pytree.l2_norm(grads)
         return _clip(grads, norm, self.clip_norm, jnp.isfinite(norm)), state
+
+
+@program.record
+class ClipByL2NormWithSlots(_Pair):
+    """The transform of `clip_by_l2_norm` with slots, whose noised means are its state.
+
+    The bound is proved in `bam.core.slots`.
+    """
+
+    is_proved: ClassVar[bool] = True
+    clip_norm: Number
+    num_slots: int = dataclasses.field(metadata=STATIC)
+
+    def __post_init__(self) -> None:
+        """Reads C and the number of slots."""
+        bound = _checked("clip_norm", self.clip_norm)
+        if scalars.is_known(bound) and math.isinf(bound):
+            raise InputError("slack needs a finite clip_norm, got inf: without a bound no room is left")
+        vars(self).update(clip_norm=bound, num_slots=slots.check(self.num_slots))
+
+    @property
+    def sensitivity(self) -> Number:
+        """C, of the gradient and its slots together."""
+        return _nan_unless(_is_bound(self.clip_norm), self.clip_norm)
+
+    def init(self, params: PyTree) -> slots.SlotState:
+        """Returns the state before the first step."""
+        return slots.first_state(self.num_slots)
+
+    def update(
+        self, grads: Grads, state: PyTree, params: PyTree = None
+    ) -> tuple[slots.Slotted, PyTree]:
+        """Returns the clipped gradient with its slots, and the state."""
+        norm = pytree.l2_norm(grads)
+        clipped = _clip(grads, norm, self.clip_norm, jnp.isfinite(norm))
+        beside = slots.beside(norm, self.clip_norm, self.num_slots)
+        return slots.Slotted(clipped, beside), state
+
+    def finish(
+        self, mean: slots.Slotted, state: slots.SlotState
+    ) -> tuple[Grads, slots.SlotState]:
+        """Takes the slots out of the noised mean, so that the optimizer sees the gradient alone."""
+        return mean.grads, slots.advance(state, mean.slots, self.clip_norm)
 
 
 def normalize(clip_norm: Number, gamma: Number = 0.01) -> "Normalize":
@@ -366,7 +416,14 @@ class BoundedTransformation(_Pair):
         vars(self).update(sensitivity=_nan_unless(_is_bound(bound), bound))
 
 
-Bounded: TypeAlias = ClipByL2Norm | Normalize | ClipPerLayer | Chain | BoundedTransformation
+Bounded: TypeAlias = (
+    ClipByL2Norm
+    | ClipByL2NormWithSlots
+    | Normalize
+    | ClipPerLayer
+    | Chain
+    | BoundedTransformation
+)
 
 
 def as_declared(clip: Transform) -> Bounded:

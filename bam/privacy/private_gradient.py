@@ -195,8 +195,12 @@ class PrivateGradient:
         num_nonfinite = state.num_nonfinite + jnp.sum(~jnp.isfinite(norms))
         # Another batch than the next one would repeat this step's noise.
         is_next = is_next_batch(batch, state)
-        gradient = jax.tree.map(lambda x: jnp.where(is_next, x, jnp.nan), gradient)
-        gradient = tracing.never_mapped(gradient)
+        gradient, clip_state = jax.tree.map(
+            lambda x: jnp.where(is_next, x, jnp.nan) if _is_float(x) else x,
+            (gradient, after.clip),  # which may hold noised numbers, too
+        )
+        gradient, clip_state = tracing.never_mapped((gradient, clip_state))
+        after = after._replace(clip=clip_state)
         not_private = _each(self, batch, params, example_of)
         if "norm" in state.not_private:
             not_private["norm"] = norms.astype(jnp.float32)
@@ -366,6 +370,10 @@ def _tag_of_batch(
     words = xp.where(mask.ravel(), words ^ (words >> 16), xp.uint32(mask.size))
     checksum = xp.sum(words, dtype=xp.uint32)
     return tag_of_training ^ xp.stack([xp.asarray(step).astype(xp.uint32), checksum])
+
+
+def _is_float(x: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.result_type(x), jnp.floating))
 
 
 def _whole(gradient: Grads, params: Params) -> Grads:

@@ -29,10 +29,12 @@ from bam.core.privatize import NO_MULTI_STEPS, claim_key
 from bam.core.program import compiled_once
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch, rows_or_zeros
+from bam.core.slots import GradientNorms
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.privacy import processes, statement
 from bam.privacy.clip_words import in_words
+from bam.privacy.gradient_norms import gradient_norms
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.private_gradient import (
     DrawnBatch,
@@ -490,6 +492,31 @@ class PrivateTraining:
         noise = state.privatize.noise
         noise = noise._replace(step=jnp.asarray(self.run.resumed_after, noise.step.dtype))
         return state._replace(privatize=state.privatize._replace(noise=noise))
+
+    def gradient_norms(self, tree: PyTree, *, of_all_steps: bool = False) -> GradientNorms:
+        """The share of gradients clipped, and the norms of the others, with 95 % intervals.
+
+        They are computed from noised sums, so ε covers them and they may be published. The clip
+        must have slots: `bam.clip_by_l2_norm(C, slack=8)`.
+
+        Args:
+          tree: the state of the transform, or anything that holds it, such as a chain's state.
+          of_all_steps: False for the last step; True for the average over all steps so far, whose
+            interval is shorter.
+
+        Raises:
+          InputError: if the clip has no slots, no step was taken, or `tree` lacks the state.
+        """
+        is_state = lambda node: isinstance(node, PrivateState)  # noqa: E731
+        states = [x for x in jax.tree.leaves(tree, is_leaf=is_state) if is_state(x)]
+        for state in states:
+            norms = gradient_norms(self.plan, state, of_all_steps=of_all_steps)
+            if norms:
+                return norms
+        raise InputError(
+            "there are no noised slots: give the state of this training's transform after a step, "
+            "with a clip such as bam.clip_by_l2_norm(C, slack=8)"
+        )
 
     def save(self, folder: str | Path, tree: PyTree = None) -> None:
         """Saves a checkpoint from which a training with this `folder` continues, all or nothing.

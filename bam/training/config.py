@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 
 from bam import part_table
+from bam.core import slots
 from bam.data import augment
 from bam.errors import InputError
 from bam.extras import needs
@@ -197,6 +198,8 @@ def check(config: ConfigDict) -> None:
     is_private = methods.is_private(config.method.name)
     if is_private and (config.epsilon is None) == (config.noise_multiplier is None):
         raise InputError("set epsilon or noise_multiplier, and the other one to None")
+    if ":" not in config.clip.name:
+        slots.check(config.clip.get("slack", 0), "clip.slack")
     # An infinite ε would train without noise under a private method's name.
     if config.epsilon == math.inf and is_private:
         raise InputError(

@@ -9,8 +9,10 @@ from jaxtyping import PyTree
 
 from bam import waits
 from bam.core.pytree import Params
+from bam.core.slots import Share
 from bam.data import datasets
 from bam.models import finetune, lora
+from bam.privacy.gradient_norms import gradient_norms as norms_of_state
 from bam.training import devices
 from bam.training import step as steps
 from bam.training.step import TrainState
@@ -81,6 +83,32 @@ def not_private(trainer: Trainer, state: TrainState, rows: PyTree) -> dict[str, 
     figures = trainer.diagnose(state, rows)
     labelled = {f"not_private/{k}": float(v) for k, v in figures.items()}
     return labelled | {"not_private/num_nonfinite": float(state.private.num_nonfinite)}
+
+
+def gradient_norms(
+    trainer: Trainer, state: TrainState, *, of_all_steps: bool = False
+) -> dict[str, Share]:
+    """Shares of gradients by their norm in the last step; {} for a clip without slots.
+
+    They are those of `bam.privacy.gradient_norms`, and ε covers them. `share_above_R` is that of
+    norms of at least R times C.
+    """
+    if not trainer.plan.private:
+        return {}
+    norms = norms_of_state(trainer.plan, state.private, of_all_steps=of_all_steps)
+    if norms is None:
+        return {}
+    above = zip(norms.norms, norms.at_least, strict=True)
+    return {"share_clipped": norms.clipped} | {f"share_above_{r:.3f}": x for r, x in above}
+
+
+def as_metrics(shares: dict[str, Share]) -> dict[str, float]:
+    """Shares as the figures of a row, after `private/`, with the ends of their intervals."""
+    return {
+        f"private/{name}{end}": x
+        for name, share in shares.items()
+        for end, x in zip(("", "_low", "_high"), share, strict=True)
+    }
 
 
 def diagnosed_rows(trainer: Trainer) -> PyTree:

@@ -20,9 +20,11 @@ from bam.privacy.private_gradient import DrawnBatch
 from bam.privacy.run import Digests, PrivateRun
 from bam.training.build import build
 from bam.training.evaluation import (
+    as_metrics,
     diagnosed_rows,
     evaluate,
     evaluate_outputs,
+    gradient_norms,
     not_private,
     whole_model,
 )
@@ -210,7 +212,7 @@ class _Watch:
             with waits.awaited(self._log, "measuring the clipping bias"):
                 figures |= not_private(self._trainer, state, self._diagnosed)
         if figures:
-            self._on_row(self._add_row(figures))
+            self._on_row(self._add_row(figures, state))
         # `should_stop` may differ between processes, but a sum waits for all of them.
         stops = step < end and processes.any_of(self._should_stop())
         if stops and self._is_training:
@@ -239,15 +241,17 @@ class _Watch:
         figures, self._outputs = evaluate_outputs(self._trainer, whole_model(state), self._log)
         return figures
 
-    def _add_row(self, figures: dict[str, float]) -> JsonObject:
+    def _add_row(self, figures: dict[str, float], state: TrainState) -> JsonObject:
         """Adds a row to `metrics.jsonl`; its ε is that of the steps begun, None if not private.
 
+        With slots in the clip it also has the shares of gradients by norm, which ε covers.
         A figure that is not finite, such as the loss of a diverged run, becomes None.
         """
         run = self._run
         # Steps begun, not taken: the ledger counts a step before its noise exists.
         spent = run.epsilon_spent if run.plan.private else None
         row: JsonObject = {"step": run.step, "steps_begun": run.steps_begun, "epsilon": spent}
+        figures = as_metrics(gradient_norms(self._trainer, state)) | figures
         row = finite(row | figures | {"seconds": run.more["seconds"]})
         self._files.add_row(row)
         return row
@@ -258,10 +262,12 @@ class _Watch:
         last = rows[-1] if rows else {"step": -1}
         # Steps that a crash lost since that row count, too.
         if (last["step"], last.get("steps_begun")) != (run.end, run.steps_begun):
-            last = self._add_row(self._evaluate(state))
+            last = self._add_row(self._evaluate(state), state)
         elif self._outputs is None:  # resumed after the last step: the summary needs outputs
             self._evaluate(state)
         summary = summarize(self._trainer, run.seed, last, self._outputs, run.processes)
+        if norms := gradient_norms(self._trainer, state, of_all_steps=True):
+            summary["gradient_norms"] = {name: list(share) for name, share in norms.items()}
         # From here on nothing in the folder confirms a guess at the data.
         run.finish()
         self._files.finish(summary)
