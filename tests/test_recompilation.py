@@ -246,6 +246,7 @@ def test_a_private_training_of_other_numbers_compiles_nothing(name):
 
 CLIPS: dict[str, Callable[..., Any]] = {
     "l2": lambda c, gamma=0.1: bam.clip_by_l2_norm(c),
+    "l2 with slots": lambda c, gamma=0.1: bam.clip_by_l2_norm(c, slack=2),
     "normalize": bam.normalize,
     "per_layer": lambda c, gamma=0.1: bam.clip_per_layer(c),
     "per_layer of a tree": lambda c, gamma=0.1: bam.clip_per_layer({"a": c, "b": gamma}),
@@ -339,6 +340,7 @@ def to_length(c):
 
 BOUNDS: dict[str, tuple[Callable[[Any], Any], Callable[[float], float]]] = {
     "l2": (bam.clip_by_l2_norm, lambda c: c),
+    "l2 with slots": (lambda c: bam.clip_by_l2_norm(c, slack=3), lambda c: c),
     "normalize": (lambda c: bam.normalize(c, 1e-6 * c + 1e-12), lambda c: c),
     "per_layer": (bam.clip_per_layer, lambda c: c),
     "per_layer of a tree": (

@@ -131,9 +131,9 @@ def describe_row(row: dict) -> str:
     )
     parts = [f"step {row['step']:>6}", spent]
     parts += test_figures(row)
-    clipped = [row.get(f"private/share_clipped{end}") for end in ("", "_low", "_high")]
-    if None not in clipped:
-        parts.append("clipped {:.0%} ({:.0%} to {:.0%})".format(*clipped))
+    clipped, low, high = (row.get(f"private/share_clipped{x}") for x in ("", "_low", "_high"))
+    if clipped is not None and low is not None and high is not None:
+        parts.append(f"clipped {clipped:.0%} ({low:.0%} to {high:.0%})")
     bias, relative = (row.get(f"not_private/{x}") for x in ("bias_norm", "relative_bias"))
     if bias is not None and relative is not None:
         parts.append(f"bias {bias:.3f} ({relative:.0%} of the gradient; NOT PRIVATE)")

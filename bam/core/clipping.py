@@ -106,9 +106,7 @@ class _Proved(_Pair):
         return optax.EmptyState()
 
 
-def clip_by_l2_norm(
-    clip_norm: Number, slack: int = 0
-) -> "ClipByL2Norm | ClipByL2NormWithSlots":
+def clip_by_l2_norm(clip_norm: Number, slack: int = 0) -> "ClipByL2Norm | ClipByL2NormWithSlots":
     r"""Clips a gradient to norm at most C: $\bar g = g / \max(1, \|g\|_2 / C)$.
 
     The norm is taken over all leaves together, in float32 or wider; structure, shapes and dtypes
@@ -186,7 +184,7 @@ class ClipByL2NormWithSlots(_Pair):
         """Reads C and the number of slots."""
         bound = _checked("clip_norm", self.clip_norm)
         if scalars.is_known(bound) and math.isinf(bound):
-            raise InputError("slack needs a finite clip_norm, got inf: without a bound no room is left")
+            raise InputError("slack needs a finite clip_norm, got inf: there is no room below it")
         vars(self).update(clip_norm=bound, num_slots=slots.check(self.num_slots))
 
     @property
@@ -207,9 +205,7 @@ class ClipByL2NormWithSlots(_Pair):
         beside = slots.beside(norm, self.clip_norm, self.num_slots)
         return slots.Slotted(clipped, beside), state
 
-    def finish(
-        self, mean: slots.Slotted, state: slots.SlotState
-    ) -> tuple[Grads, slots.SlotState]:
+    def finish(self, mean: slots.Slotted, state: slots.SlotState) -> tuple[Grads, slots.SlotState]:
         """Takes the slots out of the noised mean, so that the optimizer sees the gradient alone."""
         return mean.grads, slots.advance(state, mean.slots, self.clip_norm)
 
@@ -417,12 +413,7 @@ class BoundedTransformation(_Pair):
 
 
 Bounded: TypeAlias = (
-    ClipByL2Norm
-    | ClipByL2NormWithSlots
-    | Normalize
-    | ClipPerLayer
-    | Chain
-    | BoundedTransformation
+    ClipByL2Norm | ClipByL2NormWithSlots | Normalize | ClipPerLayer | Chain | BoundedTransformation
 )
 
 
@@ -477,6 +468,13 @@ def _sensitivity(clip: Bounded) -> Number:
     if clip.is_proved:
         return clip.sensitivity
     return _nan_unless(_is_bound(clip.sensitivity), clip.sensitivity)
+
+
+def num_slots_of(clip: Bounded) -> int:
+    """The number of slots beside the gradient, 0 for none."""
+    while isinstance(clip, Chain):
+        clip = clip.transforms[-1]
+    return clip.num_slots if isinstance(clip, ClipByL2NormWithSlots) else 0
 
 
 class Bound(NamedTuple):

@@ -13,8 +13,9 @@ sum also covers the slots. They cost no ε.
 
 **What a mean tells.** Let x = K D / C², from 0 for a clipped gradient to K for a zero one. Then
 $s_j/\lambda = \mathrm{clip}(x - j, 0, 1) = \int_j^{j+1} [x > y]\, dy$. Therefore its mean m_j over
-examples is $\int_j^{j+1} P(x > y)\, dy$, the average of a survival function over one cell. In norms,
-$1 - m_j$ is the share of gradients with ‖g‖² ≥ C² (1 − y/K), averaged over y from j to j + 1:
+examples is $\int_j^{j+1} P(x > y)\, dy$, the average of a survival function over one cell. In
+norms, $1 - m_j$ is the share of gradients with ‖g‖² ≥ C² (1 − y/K), averaged over y from j to
+j + 1:
 
 $$ P(\|g\| \ge C \sqrt{1 - j/K}) \le 1 - m_j \le P(\|g\| \ge C \sqrt{1 - (j+1)/K}). $$
 

@@ -38,9 +38,8 @@ def gradient_norms(
     fresh = plan.noise_multiplier * ROUNDING
     if isinstance(state.privatize.noise, CorrelatedNoiseState):  # whose noise covers its rounding
         num_entries = state.privatize.noise.past.shape[1]
-        fresh /= 1 - rounding_share(
-            plan.noise_multiplier, plan.mechanism.strategy, num_entries
-        )
+        share = rounding_share(plan.noise_multiplier, plan.mechanism.strategy, num_entries)
+        fresh /= 1 - float(share)
     return slots.gradient_norms(
         np.asarray(means),
         noise_std=fresh * factor * math.sqrt(len(means)) / plan.expected_batch_size,

@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Int32, PyTree, UInt32
 
 from bam import files
 from bam.core import pytree, scalars, tracing, user_table
-from bam.core.clipping import Transform, as_declared, sensitivity_of
+from bam.core.clipping import Transform, as_declared, num_slots_of, sensitivity_of
 from bam.core.gaussian import check_std
 from bam.core.oracles import Method
 from bam.core.privatize import NO_MULTI_STEPS, claim_key
@@ -605,7 +605,8 @@ class PrivateTraining:
           InputError: for a plan without privacy.
         """
         is_proved = getattr(self._clip, "is_proved", False)
-        text = statement.of_own_loop(self.run, self._sensitivity, is_proved, data)
+        num_slots = num_slots_of(self._clip)
+        text = statement.of_own_loop(self.run, self._sensitivity, is_proved, num_slots, data)
         files.write_text(Path(path), text)
 
     def __reduce__(self) -> NoReturn:

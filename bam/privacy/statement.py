@@ -15,6 +15,7 @@ from string import Template
 from typing import NamedTuple
 
 from bam import part_table, provenance
+from bam.core import slots
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.part_table import BEST_OF_TRIALS
@@ -156,10 +157,13 @@ def fields_of_run(
     }
 
 
-def of_own_loop(run: PrivateRun, sensitivity: float, is_proved: bool, data: str) -> str:
+def of_own_loop(
+    run: PrivateRun, sensitivity: float, is_proved: bool, num_slots: int, data: str
+) -> str:
     """Returns the statement of a training in a user's own loop.
 
-    Its clip is one of bam's if `is_proved`. InputError for a plan without privacy.
+    Its clip is one of bam's if `is_proved`, and has `num_slots` slots. InputError for a plan
+    without privacy.
     """
     mechanism = run.plan.mechanism
     if not run.plan.private:
@@ -171,6 +175,7 @@ def of_own_loop(run: PrivateRun, sensitivity: float, is_proved: bool, data: str)
         "sampling": mechanism.sampling,
         "noise": mechanism.noise,
         "noise_key": "operating system" if run.seed is None else "seed",
+        "num_slots": num_slots,
         "steps_begun": run.steps_begun,
         "processes": run.processes or [ledger.this_process(1, run.num_devices)],
     }
@@ -234,7 +239,7 @@ def training_fields(
       record: the training's record: seed, clip_norm (None if the clip has none), sensitivity,
         sampling, noise, noise_key, the steps begun and taken, and the `processes` that took them
         (`bam.privacy.ledger`). A run without them has the last process's `device`, `versions` and
-        `commit`.
+        `commit`. If the clip has slots, also their number `num_slots`, or `gradient_norms`.
       own_parts: keys of `PARTS` that are a user's code, with its name or "".
       clip: name of the clip.
       data: a description of the data set that may be published.
@@ -248,6 +253,7 @@ def training_fields(
     row = part_table.row("clip", clip)
     return {
         **_plan_fields(plan),
+        **_norms_fields(record),
         "clip_norm": record["clip_norm"],
         "clip_norm_known": record["clip_norm"] is not None,
         **_recomputation_fields(plan),
@@ -272,6 +278,20 @@ def training_fields(
         "num_codes": "one" if len(shares) == 1 else "several",
         "taken_by": taken_by(record),
     }
+
+
+def _norms_fields(record: JsonMapping) -> JsonObject:
+    """The fields of the slots in a clip: the share that they tell, or their number alone."""
+    if num_slots := record.get("num_slots", 0):  # of a loop of one's own, which has no summary
+        return {"norms": "covered", "num_slots": num_slots}
+    norms = record.get("gradient_norms")
+    if not isinstance(norms, Mapping):
+        return {"norms": "none"}
+    try:
+        clipped = slots.Share(*map(float, norms["share_clipped"]))
+    except (KeyError, TypeError, ValueError):  # in a stranger's summary
+        return {"norms": "none"}
+    return {"norms": "told", "num_slots": len(norms) - 1, "norms_clipped": str(clipped)}
 
 
 def _plan_fields(plan: PrivacyPlan) -> JsonObject:

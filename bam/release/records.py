@@ -20,6 +20,7 @@ from bam.training.rundir import as_json, read_rows
 # Keys of `summary.json` that a release needs.
 RECORDED = ("num_classes", "image_shape", "mean", "std", "noise", "sampling", "commit")
 NOT_PRIVATE = "not_private/"  # prefix of the metrics of training examples
+PRIVATE = "private/"  # prefix of those that ε covers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import math
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from bam.files import JsonObject
 from bam.privacy import statement
 from bam.release import charts, export
 from bam.release.charts import Chart
-from bam.release.records import NOT_PRIVATE, RECORDED, RunRecords
+from bam.release.records import NOT_PRIVATE, PRIVATE, RECORDED, RunRecords
 from bam.text import one_line, plural
 from bam.training import config as base
 from bam.training import methods
@@ -27,6 +28,7 @@ with needs("train"):
     import jinja2
     from markdown_it import MarkdownIt
 
+CLIPPED = f"{PRIVATE}share_clipped"
 MOST_CLASSES = 30  # in a chart
 FEW = 10  # persons or images, with fewer of which a bootstrap says little
 
@@ -74,6 +76,7 @@ def page(run: RunRecords, *, public: bool, made_by: str) -> str:
         attacker=attacker_charts(run, counted) if run.private and counted else [],
         tests=None if public else _tests(run.summary),
         accuracy=_charts(visible, "test_accuracy"),
+        norms=_norm_charts(run) if run.private else [],
         measured=_charts(visible, NOT_PRIVATE),
         statement=export.statement_of(run, made_by, "the weights") if is_stated else "",
         settings=json.dumps(config, indent=1, ensure_ascii=False),
@@ -116,6 +119,48 @@ def _charts(run: RunRecords, prefix: str) -> list[Chart]:
         form = charts.SHARE if key.endswith("accuracy") else charts.NUMBER
         over_training.append(Chart(name, "step", {name: (steps, values)}, form))
     return over_training
+
+
+def _norm_charts(run: RunRecords) -> list[Chart]:
+    """Charts of the share of gradients clipped, and of norms below C; [] for a clip without slots.
+
+    ε covers these figures. The norms are those of all steps, or of the last row of an unfinished
+    run.
+    """
+    ends = {"estimate": "", "95 % interval, from": "_low", "95 % interval, to": "_high"}
+    clipped = [row for row in run.rows if all(f"{CLIPPED}{x}" in row for x in ends.values())]
+    if not clipped:
+        return []
+    steps = [row["step"] for row in clipped]
+    over_steps = {
+        label: (steps, [row[CLIPPED + end] for row in clipped]) for label, end in ends.items()
+    }
+    summary = run.summary.get("gradient_norms")
+    shares = summary if isinstance(summary, dict) else _shares_of(clipped[-1])
+    above: list[tuple[float, list[float]]] = []
+    for name, share in shares.items():
+        with contextlib.suppress(TypeError, ValueError):
+            at = 1.0 if name == "share_clipped" else float(name.removeprefix("share_above_"))
+            point = 100 * at, [float(share[i]) for i in range(3)]
+            if math.isfinite(sum(point[1], point[0])):
+                above.append(point)
+    found = [Chart("Gradients clipped", "step", over_steps, charts.SHARE)]
+    if above:
+        norms, values = zip(*sorted(above), strict=True)
+        curves = {label: (norms, [x[i] for x in values]) for i, label in enumerate(ends)}
+        when = "over all steps" if run.summary else f"in step {steps[-1]:.0f}"
+        title = f"Gradients of at least a norm, {when}"
+        found.append(Chart(title, "norm, % of C", curves, charts.SHARE))
+    return found
+
+
+def _shares_of(row: Mapping[str, float]) -> JsonObject:
+    """The shares in a row of metrics, with their intervals."""
+    names = [key for key in row if key.startswith(PRIVATE) and f"{key}_low" in row]
+    return {
+        key.removeprefix(PRIVATE): [row.get(f"{key}{end}") for end in ("", "_low", "_high")]
+        for key in names
+    }
 
 
 def in_words(name: str) -> str:
