@@ -1,8 +1,8 @@
 r"""Bounding one example's gradient: optax transforms that promise a bound on their output.
 
 The promise is `sensitivity`, S. Because of rounding, an output may be longer than S by the factor
-`ROUNDING`, and the noise is scaled to that larger bound. The bound of the clips
-before `chain` is proved. Let $u = 2^{-24}$. A computed norm is $n = \|g\| (1 + \eta)$ with
+`ROUNDING`, and the noise is scaled to that larger bound. For the clips above `chain` the bound is
+proved. Let $u = 2^{-24}$. A computed norm is $n = \|g\| (1 + \eta)$ with
 $|\eta| < 5 \cdot 10^{-6}$ (`pytree.l2_norm`), and each product, quotient or sum of two numbers is
 off by a factor between $1 - u$ and $1 + u$ (a GPU's quotient by up to 4 u, which `ROUNDING`
 covers). The engine writes the gradient to memory before its norm is taken, so the norm and the

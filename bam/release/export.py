@@ -1,7 +1,8 @@
 """Writes a release: a run's averaged weights and their guarantee, in a folder of its own.
 
-Nothing in it comes from private data except the weights. Its contents come from a list of what may
-be published, never from leaving things out, so whatever is new in a run stays private.
+Nothing in it comes from private data except the weights and, if the clip has slots, the share of
+gradients clipped; ε covers both. Its contents come from a list of what may be published, never from
+leaving things out, so whatever is new in a run stays private.
 """
 
 import contextlib

@@ -69,7 +69,9 @@ KEYS = (
     Key("clip_norm_from", "",
         'Where C comes from, as `bam clip_norm` prints it; "": chosen by hand. It is published.',
         public=True),
-    Key("clip.name", "l2", 'How a gradient is bounded: "l2" scales it to norm C if it is longer.',
+    Key("clip.name", "l2",
+        'How a gradient is bounded: "l2" scales it to norm C if it is longer. With slack=8, ε also '
+        "covers the share of gradients clipped.",
         names=tuple(part_table.CLIPS), public=True),
     Key("expected_batch_size", 256,
         "l, the mean number of examples in a batch; sums are divided by it.", least=1, public=True),
