@@ -139,7 +139,7 @@ def _norm_charts(run: RunRecords) -> list[Chart]:
     shares = summary if isinstance(summary, dict) else _shares_of(clipped[-1])
     above: list[tuple[float, list[float]]] = []
     for name, share in shares.items():
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, LookupError):
             at = 1.0 if name == "share_clipped" else float(name.removeprefix("share_above_"))
             point = 100 * at, [float(share[i]) for i in range(3)]
             if math.isfinite(sum(point[1], point[0])):
