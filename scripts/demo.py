@@ -13,8 +13,8 @@ from pathlib import Path
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import files, tables
-from bam.cli import command
+from bam import files, tables, waits
+from bam.cli import command, screen
 from bam.files import JsonMapping, JsonObject
 from bam.sweep import plot
 from bam.sweep.comparison import Runs, Study
@@ -39,12 +39,13 @@ SETTINGS = Path(__file__).parents[1] / "docs/demo/settings.json"
 def main() -> None:
     """Trains and shows the entries."""
     workdir = Path(flags.FLAGS.workdir)
-    print(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
+    screen.say(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
     study = Study(chosen(), lambda name: next(iter(ENTRIES)))
     rows, runs_by_entry = many_runs.carry_out(study, workdir / "sweep")
-    draw(rows, runs_by_entry, workdir / "sweep.png")
-    print(*(f"{row['label']}: {verdict(row)}" for row in rows), sep="\n")
-    print(f"picture: {workdir / 'sweep.png'} (bias is of training images: not private)")
+    with waits.awaited(screen.show, "drawing"):
+        draw(rows, runs_by_entry, workdir / "sweep.png")
+    screen.say(*(f"{row['label']}: {verdict(row)}" for row in rows))
+    screen.say(f"picture: {workdir / 'sweep.png'} (bias is of training images: not private)")
 
 
 def chosen() -> dict[str, ConfigDict]:

@@ -13,7 +13,6 @@ the last bits, and so may the file.
 
 import functools
 import hashlib
-import time
 from pathlib import Path
 
 import flax.traverse_util
@@ -29,6 +28,7 @@ from bam import files, provenance, waits
 from bam.cli import command, screen
 from bam.features.prior import LAYERS, PATCH, SHARES, SIDE, encoder, normalised, raw, squares
 from bam.features.scattering import inverse_root
+from bam.text import plural
 from scripts import drawn
 
 EACH, ROUNDS = 120, 15  # patches of an image, and rounds of k-means
@@ -53,7 +53,8 @@ def make(
     params = learned(images, factors, steps, seed)
     weights = {f"network/{name}": value for name, value in params.items()}
     rng = np.random.default_rng(seed)
-    colour = np.stack([drawn.dead_leaves(rng) for _ in range(num_leaves)])
+    with waits.awaited(screen.show, f"drawing {num_leaves} images of dead leaves"):
+        colour = np.stack([drawn.dead_leaves(rng) for _ in range(num_leaves)])
     edge = (drawn.SIDE - SIDE) // 2
     kinds = images[:MOMENTS, edge:-edge, edge:-edge] / np.float32(255)
     for channels in (1, 3):
@@ -61,14 +62,17 @@ def make(
             x if channels == 3 else x.mean(axis=-1, keepdims=True) for x in (colour, kinds)
         )
         for part, pixels in (("fine", leaves), ("coarse", squares(leaves, SIDE // 2))):
-            mean, projection = directions(pixels, filters, np.random.default_rng(seed + 1))
             name = f"{channels}/{part}"
+            with waits.awaited(screen.show, f"learning the filters {name}"):
+                mean, projection = directions(pixels, filters, np.random.default_rng(seed + 1))
             weights |= {f"{name}/mean": mean, f"{name}/projection": projection}
         answers = jax.jit(functools.partial(raw, weights=weights))
-        layers = {part: x for part, x in answers(others).items() if part in LAYERS}
-        for part, responses in (answers(leaves) | layers).items():
-            centre, matrix = whitening(np.asarray(responses), RIDGES[part])
-            weights |= {f"{channels}/{part}/centre": centre, f"{channels}/{part}/matrix": matrix}
+        with waits.awaited(screen.show, f"whitening images with {plural(channels, 'channel')}"):
+            layers = {part: x for part, x in answers(others).items() if part in LAYERS}
+            for part, responses in (answers(leaves) | layers).items():
+                name = f"{channels}/{part}"
+                centre, matrix = whitening(np.asarray(responses), RIDGES[part])
+                weights |= {f"{name}/centre": centre, f"{name}/matrix": matrix}
     return {name: np.asarray(value, np.float16) for name, value in weights.items()}
 
 
@@ -83,16 +87,22 @@ def learned(
     They are rounded to float16, as in the file, and float32.
     """
     params = encoder().init(jax.random.key(seed), jnp.zeros((1, SIDE, SIDE, 3)))
-    state, rng, losses, began = OPTIMIZER.init(params), np.random.default_rng(seed), [], time.time()
-    for number in range(steps):
-        rows = rng.choice(len(images), BATCH, replace=False)
-        rows = np.concatenate([rows, rows])
-        rate = RATE * min(1, (number + 1) / 50) * np.cos(number / steps * np.pi / 2) ** 2
-        params, state, loss = _step(params, state, views(rng, images[rows]), factors[rows], rate)
-        losses.append(float(loss))
-        if (number + 1) % 50 == 0:
-            took = f"{time.time() - began:.0f} s"
-            print(f"step {number + 1} of {steps}, loss {np.mean(losses[-50:]):.3f}, {took}")
+    state, rng, losses = OPTIMIZER.init(params), np.random.default_rng(seed), []
+    with waits.awaited(screen.show, f"training the network, {steps} steps") as wait:
+        for number in range(steps):
+            rows = rng.choice(len(images), BATCH, replace=False)
+            rows = np.concatenate([rows, rows])
+            rate = RATE * min(1, (number + 1) / 50) * np.cos(number / steps * np.pi / 2) ** 2
+            params, state, loss = _step(
+                params, state, views(rng, images[rows]), factors[rows], rate
+            )
+            losses.append(float(loss))
+            wait.share = (number + 1) / steps
+            if (number + 1) % 50 == 0:
+                took = waits.in_words(wait.seconds)
+                screen.say(
+                    f"step {number + 1} of {steps}, loss {np.mean(losses[-50:]):.3f}, {took}"
+                )
     named = flax.traverse_util.flatten_dict(params["params"], sep="/")
     return {name: np.asarray(value, np.float16).astype(np.float32) for name, value in named.items()}
 
@@ -205,7 +215,7 @@ def main() -> None:
     metadata = {"command": "python -m scripts.prior", "commit": provenance.git_commit()}
     content = safetensors.numpy.save(make(), metadata)
     files.write_bytes(Path(_OUT.value), content)
-    print(hashlib.sha256(content).hexdigest())
+    screen.say(hashlib.sha256(content).hexdigest())
 
 
 if __name__ == "__main__":  # here, because a module that imports this one may define --out, too

@@ -252,6 +252,75 @@ def test_nothing_tells_anyone_to_install_bam_from_an_index_where_it_is_not():
     assert [f for f in files if FROM_AN_INDEX.search(f.read_text(encoding="utf-8"))] == []
 
 
+# It makes a `.venv` whose programs only write down how they are called.
+STAND_IN = """#!/bin/sh
+mkdir -p .venv/bin .venv/lib/python3/site-packages
+for name in python pip bam; do
+  printf '#!/bin/sh\\necho %s "$@" >> calls\\n' $name > .venv/bin/$name
+  chmod +x .venv/bin/$name
+done
+"""
+
+
+def make(folder, *targets):
+    """What `make` prints, and the programs of `.venv` that it calls."""
+    (folder / "calls").write_text("")
+    python = folder / "python"
+    python.write_text(STAND_IN)
+    python.chmod(0o755)
+    done = subprocess.run(
+        ["make", f"PYTHON={python}", *targets], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, (folder / "calls").read_text().splitlines()
+
+
+def test_make_says_how_large_an_installation_is_and_compiles_what_the_demo_did_not(tmp_path):
+    for name in ("alone", "after"):
+        (tmp_path / name).mkdir()
+        for file in ("Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / file, tmp_path / name)
+    printed, calls = make(tmp_path / "alone", "install")
+    assert printed.startswith("Installing bam and its 120 packages, 1.6 GB in all, in .venv …\n")
+    assert [call.split()[0] for call in calls] == ["pip"] and "--no-compile" not in calls[0]
+    printed, calls = make(tmp_path / "after", "demo")
+    assert printed.startswith("Installing bam and its 56 packages, 0.8 GB in all, in .venv …\n")
+    assert "--no-compile" in calls[0] and calls[1].startswith("python -m scripts.demo")
+    printed, calls = make(tmp_path / "after", "install")
+    assert "Compiling the packages that the demo left uncompiled …" in printed
+    assert calls[1] == "python -m compileall -qq -j 0 .venv/lib/python3/site-packages"
+    assert len(calls) == 2
+    _, calls = make(tmp_path / "after", "install", "demo")
+    assert [call.split()[0] for call in calls] == ["python", "bam"]  # all is there
+
+
+def required(extras):
+    """The distributions of bam with some extras."""
+    optional, names, needed = PROJECT["optional-dependencies"], [*extras], []
+    for name in names:  # an extra may name others
+        for requirement in map(Requirement, optional[name]):
+            if requirement.name == PROJECT["name"]:
+                names += sorted(requirement.extras)
+            else:
+                needed.append(str(requirement))
+    return installed([*PROJECT["dependencies"], *needed])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sizes are those of packages for Linux")
+@pytest.mark.parametrize(
+    ("target", "extras"), [("installed", ["dev"]), ("demo", ["train", "plots"])]
+)
+def test_the_makefile_tells_the_size_of_what_is_installed(target, extras):
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    said = re.search(rf"^.venv/{target}: SIZE := (\d+) packages, ([\d.]+) GB", text, re.MULTILINE)
+    distributions = required(extras).values()
+    paths = (x.locate_file(file) for x in distributions for file in x.files)
+    files = [x for x in paths if target == "installed" or x.suffix != ".pyc"]
+    size = sum(x.stat().st_size for x in files if x.exists()) / 1e9
+    assert len(distributions) == pytest.approx(int(said[1]), rel=0.1)
+    assert size == pytest.approx(float(said[2]), rel=0.15)
+
+
 @pytest.mark.slow
 def test_pip_installs_the_wheel_alone_and_the_snippet_runs(wheel, tmp_path):
     venv.create(tmp_path, with_pip=True)

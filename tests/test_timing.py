@@ -164,7 +164,7 @@ def test_the_cold_benchmark_writes_what_each_case_takes(tmp_path):
         timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "round 1: ours, BAM-SAM (old), convnet … " in done.stdout
+    assert "round 1: ours, BAM-SAM (old), convnet: " in done.stdout
     measured = json.loads((tmp_path / "cold.json").read_text())
     assert measured["commits"]["this"] == measured["commits"]["old"]
     cases = measured["summary"]["convnet"]

@@ -20,7 +20,7 @@ STATUSES = {
     FAULT: "A fault of bam, or of your own code. The traceback says which, and what to report.",
     BAD_INPUT: "The input was wrong. One line on standard error says how.",
     STOPPED: "The run was stopped and saved. The same command continues it.",
-    INTERRUPTED: "Ctrl-C ended the command at once.",
+    INTERRUPTED: "Ctrl-C or SIGTERM ended the command at once.",
     UNREAD: "Nobody read the command's output.",
 }
 

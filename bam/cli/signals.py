@@ -12,6 +12,9 @@ from typing import Any, NamedTuple
 
 from bam.cli import options, screen
 
+ENDING = (signal.SIGINT, signal.SIGTERM)
+GRACE = 0.5  # seconds that Python has to call a handler
+
 
 class _Stop(NamedTuple):
     """Asks for a stop once, and leaves the next Ctrl-C to the earlier handler."""
@@ -22,7 +25,11 @@ class _Stop(NamedTuple):
     def ask(self, number: int, frame: object) -> None:
         """Handles a signal."""
         self.requested.set()
-        signal.signal(signal.SIGINT, self.earlier)
+        signal.signal(signal.SIGINT, self.again if callable(self.earlier) else self.earlier)
+
+    def again(self, number: int, frame: object) -> None:
+        """Handles the next Ctrl-C."""
+        self.earlier(number, frame)
 
 
 def stop_after(max_seconds: float) -> Callable[[], bool]:
@@ -43,9 +50,35 @@ def stop_after(max_seconds: float) -> Callable[[], bool]:
 
 
 def end_at_interrupts() -> None:
-    """Makes Ctrl-C end the process at once: its files are whole, and its threads would go on."""
-    if _in_main_thread():
-        signal.signal(signal.SIGINT, _end_at_once)
+    """Makes Ctrl-C and SIGTERM end the process at once: files are whole, threads would go on.
+
+    Python calls a handler between two steps of its own code, and a whole compilation is one step.
+    So a thread hears of each signal, too, and ends the process if the handler does not.
+    """
+    if not _in_main_thread():
+        return
+    for number in ENDING:
+        signal.signal(number, _end_at_once)
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told)
+    threading.Thread(target=_hear, args=(heard,), daemon=True).start()
+    os.register_at_fork(after_in_child=_be_child)
+
+
+def _hear(heard: int) -> None:
+    """Ends the process at a signal whose handler is `_end_at_once` but waits to be called."""
+    while number := os.read(heard, 1):
+        time.sleep(GRACE)
+        if signal.getsignal(number[0]) is _end_at_once:
+            _end_at_once(number[0], None)
+
+
+def _be_child() -> None:
+    """Undoes it in a fork, whose signals would otherwise end its parent."""
+    signal.set_wakeup_fd(-1)
+    if signal.getsignal(signal.SIGTERM) is _end_at_once:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _end_at_once(number: int, frame: object) -> None:

@@ -44,11 +44,11 @@ def sweep(flags: FlagValues) -> int:
     files.check_writable(f"{out}.json")
     jax_setup.use_compilation_cache()
     if flags.best:
-        first = studies.run_missing(study.configs(1), workdir, should_stop, screen.say)
+        first = studies.run_missing(study.configs(1), workdir, should_stop, screen.show)
         if not all(first.values()):
             return options.STOPPED
         study = comparison.keep_best(study, first, flags.best)
-    rows, runs = studies.carry_out(study, flags.num_seeds, workdir, out, should_stop, screen.say)
+    rows, runs = studies.carry_out(study, flags.num_seeds, workdir, out, should_stop, screen.show)
     columns = studies.columns(study.columns, rows)
     # However narrow the terminal, a comparison needs its metric and its p-value.
     always = ["p", *(x for x in columns if x.startswith(metric.replace("_", " ")))]

@@ -74,12 +74,13 @@ def build(
     configs: Configs,
     should_stop: Callable[[], bool],
     workdir: Path | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> dict[str, loop.Trainer]:
     """The trainers of some runs, by name.
 
     Runs that differ in their seed alone share one trainer, so a setting is planned once.
     `should_stop` is called after each run, and True returns the trainers so far. `workdir`
-    holds the unfinished runs, which have recorded their plans.
+    holds the unfinished runs, which have recorded their plans. `log` gets lines on long waits.
     """
     built: dict[str, loop.Trainer] = {}
     trainers = {}
@@ -91,7 +92,7 @@ def build(
         if workdir and (recorded := workdir / name / PLAN).exists():
             key, folder = f"{key} {files.read_bytes(recorded)!r}", workdir / name
         if key not in built:
-            built[key] = loop.build(config, folder=folder)
+            built[key] = loop.build(config, log=log, folder=folder)
         trainers[name] = built[key]
         if should_stop():
             break
@@ -105,6 +106,7 @@ def train(
     on_event: Callable[[str, str], None],
     on_row: Callable[[str, JsonObject], None] = lambda name, row: None,
     on_built: Callable[[Mapping[str, loop.Trainer]], None] = lambda built: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Trains the runs that are not finished, in order.
 
@@ -118,10 +120,11 @@ def train(
       on_event: called with a run's name and an event, such as its end.
       on_row: called with a run's name and each new row of metrics.
       on_built: called before the first step with the trainers of the unfinished runs.
+      log: called with lines of a run's training, as that of `loop.train`.
     """
     complete = finished(configs, workdir)
     missing = [name for name in configs if name not in complete]
-    built = build({name: configs[name] for name in missing}, should_stop, workdir)
+    built = build({name: configs[name] for name in missing}, should_stop, workdir, log)
     if len(built) < len(missing):
         return
     on_built(built)
@@ -137,6 +140,7 @@ def train(
                     workdir / name,
                     on_row=lambda row, name=name: on_row(name, row),  # type: ignore[misc]
                     should_stop=should_stop,
+                    log=log,
                 )
             except BlockingIOError:
                 busy.append(name)  # another process is training it; tried again at the end

@@ -107,7 +107,8 @@ def run_missing(
 ) -> dict[str, dict[int, runs.FinishedRun]]:
     """Trains the missing runs, seed by seed, until all are finished or `should_stop` is true.
 
-    A progress bar counts the steps of all runs. `log` is called with a line about each run.
+    A progress bar counts the steps of all runs. `log` is called with a line about each run, and one
+    on each long wait where there is no bar.
 
     Returns:
       Group -> seed -> finished run.
@@ -130,7 +131,9 @@ def run_missing(
             step[name] = row["step"]
             bar.update(task, description=name, completed=sum(step.values()))
 
-        runs.train(runs.in_turn(groups), workdir, should_stop, on_event, on_row, on_built)
+        # A wait's unfinished line would break the bar, so the log of a terminal cannot draw.
+        lines = (lambda line: log(line)) if is_terminal else log
+        runs.train(runs.in_turn(groups), workdir, should_stop, on_event, on_row, on_built, lines)
     trained = runs.by_seed(groups, workdir)
     if num_missing := sum(map(len, groups.values())) - sum(map(len, trained.values())):
         are, them = ("is", "it") if num_missing == 1 else ("are", "them")

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from absl import flags
 
-from bam import files
-from bam.cli import command
+from bam import files, waits
+from bam.cli import command, screen, signals
 from scripts.benchmarks import timing
 
 _DEVICE = flags.DEFINE_string("device", "", "the device, for names of results: for example h100")
@@ -81,7 +81,8 @@ def run(piece: Piece, seconds: float) -> dict[str, object]:
     if "train" in piece.command:  # so that it saves a checkpoint before it is killed
         command.append(f"--max_seconds={max(1.0, seconds - LEAST_SECONDS)}")
     log = workdir / f"{piece.name}.log"
-    with log.open("wb") as output:
+    task = f"running {piece.name}, for {waits.in_words(seconds)} at most"
+    with waits.awaited(screen.show, task), signals.as_exceptions(), log.open("wb") as output:
         # Tests in several processes share a GPU, and run what its compiler makes for users.
         environ = {"XLA_FLAGS": ""} | os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environ)
@@ -90,9 +91,21 @@ def run(piece: Piece, seconds: float) -> dict[str, object]:
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()
+        finally:
+            _end(process)  # which still runs if a signal ends this script
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     took = round(time.perf_counter() - started, 1)
     return {"end": ENDS.get(code, f"failed ({code})"), "seconds": took, "last": lines[-3:]}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process; a training saves a checkpoint first."""
+    process.terminate()
+    try:
+        process.wait(LEAST_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def main() -> None:
@@ -106,10 +119,10 @@ def main() -> None:
             continue
         remaining = _SECONDS.value - (time.perf_counter() - started)
         if remaining < LEAST_SECONDS:
-            print(f"not run: {piece.name} and later pieces; the same command continues")
+            screen.say(f"not run: {piece.name} and later pieces; the same command continues")
             break
         ends[piece.name] = run(piece, remaining)
-        print(f"{piece.name}: {ends[piece.name]['end']}, {ends[piece.name]['seconds']} s")
+        screen.say(f"{piece.name}: {ends[piece.name]['end']}, {ends[piece.name]['seconds']} s")
         files.write_json(record, ends)
     out = Path(_OUT.value)
     timing.keep(out / f"accelerator_{_DEVICE.value}.json", {"pieces": ends})

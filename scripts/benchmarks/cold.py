@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from bam import files, provenance
-from bam.cli import command
+from bam import files, provenance, waits
+from bam.cli import command, screen, signals
 from bam.errors import InputError
 from bam.files import JsonObject
+from bam.text import plural
 from scripts.benchmarks import cold_case, timing
 from scripts.benchmarks.cold_case import CASES, NETWORKS
 
@@ -62,10 +63,12 @@ def main() -> None:
     names, missing = _installed(_ONLY.value)
     cases = [x for name in names for x in _runs(name, trees)]
     for package in missing:
-        print(f"{package} is not installed here, and not measured", flush=True)
-    print(f"importing everything once, {len(cases)} processes, not counted …", flush=True)
-    for case in cases:
-        _run(case, _NETWORK.value[0], steps=False)
+        screen.say(f"{package} is not installed here, and not measured")
+    task = f"importing everything once, {plural(len(cases), 'process')}, not counted"
+    with waits.awaited(screen.show, task) as wait:
+        for number, case in enumerate(cases, start=1):
+            _run(case, _NETWORK.value[0], steps=False)
+            wait.share = number / len(cases)
     path = Path(_OUT.value)
     is_part = bool(_ONLY.value) and path.exists()
     before: JsonObject = files.read_json(path)["observations"] if is_part else {}
@@ -76,12 +79,12 @@ def main() -> None:
     for number in range(1, _ROUNDS.value + 1):
         for network in _NETWORK.value:
             for case in cases:
-                started = time.perf_counter()
-                print(f"round {number}: {case.label}, {network} …", end=" ", flush=True)
-                observation = _run(case, network, steps=True)
+                task = f"round {number}: {case.label}, {network}"
+                with waits.awaited(screen.show, task, stays=False):
+                    observation = _run(case, network, steps=True)
+                first = observation["seconds_to_first_step"]
+                screen.say(f"{task}: {first:.1f} s to the first step")
                 observations[network][case.key].append(observation)
-                seconds, first = time.perf_counter() - started, observation["seconds_to_first_step"]
-                print(f"{first:.1f} s to the first step, {seconds:.0f} s in all", flush=True)
         timing.keep(path, _results(observations, trees, missing))
 
 
@@ -117,15 +120,16 @@ def _run(case: Run, network: str, steps: bool) -> JsonObject:
     script = ROOT / "scripts" / "benchmarks" / "cold_case.py"
     arguments: dict[str, Any] = {"name": case.name, "network": network, "steps": steps}
     arguments |= {"width": _WIDTH.value, "batch": _BATCH.value, "started": time.time()}
-    process = subprocess.run(
-        [sys.executable, "-P", str(script), json.dumps(arguments)],
-        cwd=case.folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    with signals.as_exceptions():  # for which `run` ends the process
+        process = subprocess.run(
+            [sys.executable, "-P", str(script), json.dumps(arguments)],
+            cwd=case.folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            check=False,
+        )
     if process.returncode:
         raise RuntimeError(f"{case.label}, {network}:\n{process.stderr[-4000:]}")
     observation: JsonObject = json.loads(process.stdout.splitlines()[-1])

@@ -1,10 +1,16 @@
 """Step time and compile time against depth (Figure 3 of arXiv 2308.12018), on toy data.
 
 python -m scripts.benchmarks.depth --out=benchmarks/depth_cpu
+
+It writes OUT.json, OUT.md and OUT.png. jax-privacy and Opacus take a DP-SGD step of the same
+network at three of the depths, if they are installed (make bench-peers installs them in
+.venv-peers).
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import importlib.util
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +21,32 @@ import optax
 from absl import flags
 
 import bam
-from bam import models, part_table, waits
+from bam import files, models, part_table, tables, waits
 from bam.cli import command, screen
 from bam.core import oracles
 from bam.errors import InputError
+from bam.files import JsonMapping, JsonObject
 from bam.sweep import plot
 from bam.sweep.plot import plt
-from bam.training import devices, diagnostics, methods
+from bam.text import did_you_mean, plural
+from bam.training import diagnostics, methods
 from scripts.benchmarks import timing
-from scripts.benchmarks.performance import LABELS
+from scripts.benchmarks.depth_others import OTHERS, Problem, Step
+from scripts.benchmarks.performance import LABELS, NOT_RUN
 
-_OUT = flags.DEFINE_string("out", "", "path without extension: .json and .png are written")
+_OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _DEPTHS = flags.DEFINE_list("depths", "2,5,10,20,50,100,200", "layers with weights")
+_METHODS = flags.DEFINE_list("methods", [], "methods to time, by their names; none: all")
 _WIDTH = flags.DEFINE_integer("width", 64, "units per layer", lower_bound=1)
 _BATCH = flags.DEFINE_integer("batch", 32, "examples per step", lower_bound=1)
 _TRIALS = flags.DEFINE_integer("trials", 10, "rounds through all methods", lower_bound=1)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "steps per round", lower_bound=1)
+_REDRAW = flags.DEFINE_bool("redraw", False, "only draw OUT.png again, from OUT.json")
 
+REVERSE = (
+    "Reverse-over-reverse is the plain way to the gradient of L + λ‖∇L‖: "
+    "a backward pass through the backward pass. BAM (exact) takes one derivative forwards instead."
+)
 STRENGTH = 0.05
 
 
@@ -46,73 +61,153 @@ METHODS = {name: row for name, row in part_table.METHODS.items() if methods.is_p
         f"{__name__}:reverse_over_reverse", label=LABELS["bam_reverse"], strength="penalty"
     )
 }
-STYLES = plot.STYLES | {"bam_reverse": {"color": "#009E73", "linestyle": ":"}}
+CHOICES = (*METHODS, *OTHERS)
+NAMES = {name: row.label for name, row in (*METHODS.items(), *OTHERS.items())}
+STYLES = plot.STYLES | {
+    "bam_reverse": {"color": "#009E73", "linestyle": ":"},
+    "jax_privacy": {"color": "#56B4E9", "linestyle": "none", "marker": "s"},
+    "opacus": {"color": "#D55E00", "linestyle": "none", "marker": "^"},
+}
 
 
 def main() -> None:
-    """Times every method at every depth, then writes the numbers and the figure."""
-    depths = [int(depth) for depth in _DEPTHS.value]
-    if min(depths) < 2:
-        raise InputError("--depths must be at least 2")
-    rows = []
-    for depth in depths:
-        calls, compiling = {}, {}
-        with waits.awaited(screen.show, f"compiling {len(METHODS)} methods of {depth} layers"):
-            for method in METHODS:
-                calls[method], compiling[method] = _step(method, depth)
-        with waits.awaited(screen.show, f"timing them, {_TRIALS.value} rounds"):
-            seconds = timing.measure(calls, _TRIALS.value, _REPEATS.value)
-        for method in METHODS:
-            row = timing.summarize(seconds[method], compiling[method])
-            rows.append({"depth": depth, "method": method, **row._asdict()})
-            screen.say(
-                f"depth {depth:>4}  {METHODS[method].label:<26}  "
-                f"step {1e3 * row.median:8.2f} ms  compilation {row.compile_seconds:6.2f} s"
-            )
+    """Times every method at every depth, then writes the numbers, the table and the figure."""
     out = Path(_OUT.value)
-    settings = {name: flags.FLAGS[name].value for name in ("width", "batch", "trials", "repeats")}
-    timing.keep(out.with_suffix(".json"), {**settings, "rows": rows})
-    draw(rows, out.with_suffix(".png"))
+    if _REDRAW.value:
+        draw(files.read_json(out.with_suffix(".json")), out.with_suffix(".png"))
+        return
+    depths = sorted({int(depth) for depth in _DEPTHS.value})
+    if depths[0] < 2:
+        raise InputError("--depths must be at least 2")
+    chosen = _METHODS.value or list(CHOICES)
+    for name in chosen:
+        if name not in CHOICES:
+            hint = did_you_mean(name, CHOICES) or f": choose from {', '.join(CHOICES)}"
+            raise InputError(f"--methods: no method {name!r}{hint}")
+    files.check_writable(str(out.with_suffix(".json")))
+    missing = {x for x in OTHERS if not _runs(x)}
+    few = {depths[0], depths[len(depths) // 2], depths[-1]}  # depths of other libraries
+    rows: list[JsonObject] = []
+    for depth in depths:
+        at_depth = [x for x in chosen if x in METHODS or (depth in few and x not in missing)]
+        rows += _timed(at_depth, depth)
+    names = ("width", "batch", "trials", "repeats")
+    results = {name: flags.FLAGS[name].value for name in names} | {
+        "rows": [row for row in rows if row["method"] in METHODS],
+        "others": [row for row in rows if row["method"] in OTHERS],
+    }
+    timing.keep(out.with_suffix(".json"), results)
+    columns, lines = table(chosen, depths, few, rows)
+    files.write_text(out.with_suffix(".md"), tables.markdown(columns, lines))
+    screen.table(columns, lines, "a step by number of layers, ms", file=out.with_suffix(".md"))
+    if "bam_reverse" in chosen:
+        screen.say(REVERSE)
+    with waits.awaited(screen.show, "drawing"):
+        draw(files.read_json(out.with_suffix(".json")), out.with_suffix(".png"))
 
 
-def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+def table(
+    chosen: Sequence[str], depths: Sequence[int], few: set[int], rows: Sequence[JsonMapping]
+) -> tuple[tables.Columns, list[JsonObject]]:
+    """Milliseconds of each method at each depth; "not run" for a library that is not here."""
+    seconds = {(row["method"], row["depth"]): row["median"] for row in rows}
+
+    def cell(name: str, depth: int) -> str:
+        if (name, depth) not in seconds:
+            return NOT_RUN if depth in few else "–"
+        milliseconds = 1e3 * seconds[name, depth]
+        return f"{milliseconds:.3g}" if milliseconds < 100 else f"{milliseconds:.0f}"
+
+    heads = ("method", *map(str, depths))
+    lines = [
+        dict(zip(heads, (NAMES[name], *(cell(name, x) for x in depths)), strict=True))
+        for name in chosen
+    ]
+    return tables.text(*heads), lines
+
+
+def draw(results: JsonMapping, path: Path) -> None:
     """Draws step time and compile time against depth, one line per method."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(6.2, 4), layout="constrained")
-    for method in dict.fromkeys(row["method"] for row in rows):
-        chosen = [row for row in rows if row["method"] == method]
+    figure, (left, right) = plt.subplots(1, 2, figsize=(6.2, 4.3), layout="constrained")
+    rows = [*results["rows"], *results.get("others", ())]
+    names = list(dict.fromkeys(row["method"] for row in rows))
+    for name in names:
+        chosen = [row for row in rows if row["method"] == name]
         depths = [row["depth"] for row in chosen]
         low, median, high = (
             1e3 * np.array([row[key] for row in chosen]) for key in ("low", "median", "high")
         )
-        look = {**STYLES[method], "markersize": 3.5}
+        look = {"marker": "o", "markersize": 3.5, **STYLES[name]}
         bars = (median - low, high - median)
-        plot.error_bars(left, depths, median.tolist(), bars, METHODS[method].label, look)
+        plot.error_bars(left, depths, median.tolist(), bars, NAMES[name], look)
         compiling = [row["compile_seconds"] for row in chosen]
-        right.plot(depths, compiling, linewidth=1.8, marker="o", **look)
+        if None not in compiling:
+            right.plot(depths, compiling, linewidth=1.8, **look)
     left.set_title("step, ms (median and quartiles)", fontsize=10)
     right.set_title("compilation, s", fontsize=10)
     for axis in (left, right):
         axis.set_xlabel("layers")
-        axis.set_ylim(bottom=0)
+        plot.log_axis(axis, {row["depth"] for row in rows})
+    # Methods differ by factors, and a linear axis would press all but the slowest together.
+    left.set_yscale("log")
+    left.yaxis.set_major_formatter("{x:g}")
+    right.set_ylim(bottom=0)
     handles, labels = left.get_legend_handles_labels()
     plot.legend_below(figure, dict(zip(labels, handles, strict=True)))
-    figure.suptitle(f"Time against depth, {devices.name()}", fontsize=11)
+    title = f"Time against depth, {results['device']}"
+    figure.suptitle(title, fontsize=11)
+    if "bam_reverse" in names:
+        figure.supxlabel(textwrap.fill(REVERSE, 95), fontsize=7.5)
     plot.save(figure, path)
 
 
-def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
+def _runs(name: str) -> bool:
+    """Whether another library is installed, and computes on the device of bam."""
+    other = OTHERS[name]
+    return bool(importlib.util.find_spec(other.package)) and (
+        jax.default_backend() in other.platforms
+    )
+
+
+def _timed(names: Sequence[str], depth: int) -> list[JsonObject]:
+    """The rows of methods at a depth."""
+    calls, compiling = {}, {}
+    task = f"compiling {plural(len(names), 'method')} of {depth} layers"
+    with waits.awaited(screen.show, task) as wait:
+        for number, name in enumerate(names, start=1):
+            calls[name], compiling[name] = _step(name, depth)
+            wait.share = number / len(names)
+    seconds = timing.measure(calls, _TRIALS.value, _REPEATS.value)
+    rows: list[JsonObject] = []
+    for name in names:
+        row = timing.summarize(seconds[name], compiling[name])
+        rows.append({"depth": depth, "method": name, **row._asdict()})
+        compiled = tables.number(row.compile_seconds, "6.2f").rjust(6)
+        screen.say(
+            f"depth {depth:>4}  {NAMES[name]:<26}  "
+            f"step {1e3 * row.median:8.2f} ms  compilation {compiled} s"
+        )
+    return rows
+
+
+def _step(method: str, depth: int) -> Step:
     """A compiled private step of a method at a depth, and the seconds of compiling it."""
     module = models.create("deep_residual", 10, _WIDTH.value, depth=depth)
     model = models.as_functions(module, (_WIDTH.value,))
-    row = METHODS[method]
-    oracle = row.make(model.loss, **({row.strength: STRENGTH} if row.strength else {}))
-    clip = bam.clip_by_l2_norm(1.0)
-    optimizer = optax.sgd(0.1)
-    params = model.init(jax.random.key(1))
     batch = {
         "image": jax.random.normal(jax.random.key(2), (_BATCH.value, 1, _WIDTH.value)),
         "label": jnp.arange(_BATCH.value) % 10,
     }
+    problem = Problem(model.loss, model.init(jax.random.key(1)), batch)
+    return OTHERS[method].step(problem) if method in OTHERS else _ours(method, problem)
+
+
+def _ours(method: str, problem: Problem) -> Step:
+    row, params, batch = METHODS[method], problem.params, problem.batch
+    oracle = row.make(problem.loss, **({row.strength: STRENGTH} if row.strength else {}))
+    clip = bam.clip_by_l2_norm(problem.clip_norm)
+    optimizer = optax.sgd(problem.learning_rate)
+    num_examples = len(batch["label"])
 
     def step(params: Any, private_grad: Any, key: Any, batch: Any) -> Any:
         params_at = oracle.ascend(params, private_grad)
@@ -122,10 +217,10 @@ def _step(method: str, depth: int) -> tuple[Callable[[], Any], float]:
             params_at,
             batch,
             mask=None,
-            microbatch_size=_BATCH.value,
-            noise=bam.gaussian_noise(clip, 1.0, key),
+            microbatch_size=num_examples,
+            noise=bam.gaussian_noise(clip, problem.noise_multiplier, key),
         )
-        private_grad = jax.tree.map(lambda x: x / _BATCH.value, noised)
+        private_grad = jax.tree.map(lambda x: x / num_examples, noised)
         updates, _ = optimizer.update(private_grad, optimizer.init(params), params)
         return optax.apply_updates(params, updates), private_grad, key
 

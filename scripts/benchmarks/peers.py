@@ -17,8 +17,8 @@ import optax
 from absl import flags
 
 import bam
-from bam import models, provenance
-from bam.cli import command, jax_setup
+from bam import models, provenance, waits
+from bam.cli import command, jax_setup, screen
 from bam.core import engine
 from bam.core.oracles import Method
 from bam.training import devices
@@ -56,25 +56,28 @@ class Peer(NamedTuple):
 def main() -> None:
     """Checks that all private peers compute one clipped sum, then times every step in turn."""
     jax_setup.use_compilation_cache()
-    problem = _problem()
+    with waits.compiling(screen.show, "the norms of the gradients"):
+        problem = _problem()
     peers, only = jax_peers(problem), _ONLY.value
     if not only or not peers.keys() >= {*only}:
         peers |= torch_peers(problem)
     peers = {name: peers[name] for name in only or [x for x in PEERS if x in peers]}
     ours = peers["ours_dp_sgd"].clipped_sum
-    expected = ours and ours()
+    with waits.compiling(screen.show, PEERS["ours_dp_sgd"]):
+        expected = ours and ours()
     errors = {}
     for name, peer in peers.items():
         if peer.clipped_sum is None:
             continue
-        errors[name] = _relative_distance(peer.clipped_sum(), expected)
+        with waits.awaited(screen.show, f"{PEERS[name]}: its clipped sum"):
+            errors[name] = _relative_distance(peer.clipped_sum(), expected)
         if not errors[name] <= TOLERANCE:
             raise AssertionError(f"{name} computes another clipped sum: off by {errors[name]:.1e}")
-        print(f"{PEERS[name]:<50} same clipped sum, to {errors[name]:.1e}", flush=True)
+        screen.say(f"{PEERS[name]:<50} same clipped sum, to {errors[name]:.1e}")
     seconds = timing.measure({n: p.step for n, p in peers.items()}, _TRIALS.value, repeats=1)
     milliseconds = {n: [1e3 * s / _BATCH.value for s in values] for n, values in seconds.items()}
     for name, values in milliseconds.items():
-        print(f"{PEERS[name]:<50} {statistics.median(values):8.2f} ms per example", flush=True)
+        screen.say(f"{PEERS[name]:<50} {statistics.median(values):8.2f} ms per example")
     results = {
         "batch": _BATCH.value,
         "width": _WIDTH.value,

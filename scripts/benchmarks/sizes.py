@@ -12,8 +12,8 @@ from typing import Any
 
 from absl import flags
 
-from bam import files, models, tables
-from bam.cli import command, jax_setup
+from bam import files, models, tables, waits
+from bam.cli import command, jax_setup, screen
 from bam.files import JsonObject
 from bam.training import methods
 from scripts.benchmarks import arithmetic, performance, timing
@@ -53,7 +53,7 @@ def main() -> None:
         if time.monotonic() > ends - LEAST_SECONDS:
             break
         rows.append(row := _timed(*setting))
-        print("  ".join(show(row) for show in COLUMNS.values()), flush=True)
+        screen.say("  ".join(show(row) for show in COLUMNS.values()))
     out = Path(_OUT.value)
     names = ("batch", "precision", "width", "steps")
     timing.keep(out.with_suffix(".json"), {x: flags.FLAGS[x].value for x in names} | {"rows": rows})
@@ -75,8 +75,9 @@ def _timed(method: str, convolution: str, microbatch: int, views: int) -> dict[s
         "precision": _PRECISION.value, "model.width": _WIDTH.value,
     }  # fmt: skip
     changes = (performance.ONE_VIEW if views == 1 else {}) | changes
-    built = performance.experiment(method, _BATCH.value, changes)
-    call, _ = timing.step_of(built, _BATCH.value)
+    with waits.compiling(screen.show, f"{method} with {convolution}, {microbatch}, {views}"):
+        built = performance.experiment(method, _BATCH.value, changes)
+        call, _ = timing.step_of(built, _BATCH.value)
     seconds = timing.measure({"step": call}, _STEPS.value, repeats=1)["step"]
     ms = 1e3 * min(seconds) / _BATCH.value
     flop = arithmetic.flop_per_step(built.config, built.dataset) / _BATCH.value

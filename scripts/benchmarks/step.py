@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from bam import models
-from bam.cli import command, jax_setup
+from bam import models, waits
+from bam.cli import command, jax_setup, screen
 from bam.files import JsonMapping
 from bam.models import layers
 from bam.training import trainer, tuning
@@ -55,15 +55,15 @@ def main() -> None:
         one_view = name in METHODS
         batches[name] = _BATCH.value if one_view else max(1, _BATCH.value // 4)
         views = performance.ONE_VIEW if one_view else {"augment.views": _VIEWS.value}
-        built = experiment_of(method, {**options, **views}, batches[name])
-        calls[name], compiling[name] = timing.step_of(built, batches[name])
+        with waits.compiling(screen.show, name.removesuffix("_ms")):
+            built = experiment_of(method, {**options, **views}, batches[name])
+            calls[name], compiling[name] = timing.step_of(built, batches[name])
         sizes[name] = built.config.microbatch_size
-        print(f"compiled {name.removesuffix('_ms'):<18} {compiling[name]:6.1f} s", flush=True)
     seconds = timing.measure(calls | {"matmul": _matmul()}, _TRIALS.value, _REPEATS.value)
     observed = {name: [1e3 * s / batches[name] for s in seconds[name]] for name in steps}
     timings = {name: timing.summarize(ms, compiling[name]) for name, ms in observed.items()}
     for name, row in timings.items():
-        print(f"{name:<22} {row.median:8.3f} ms per example", flush=True)
+        screen.say(f"{name:<22} {row.median:8.3f} ms per example")
     model = models.as_functions(models.create(num_classes=10, **built.config.model), (32, 32, 3))
     example = {"image": jnp.zeros((1, 32, 32, 3)), "label": jnp.zeros((), jnp.int32)}
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -100,8 +100,9 @@ def experiment_of(method: str, changes: JsonMapping, batch: int) -> trainer.Trai
 
 def _memory(batch: int) -> float:
     """Megabytes that a DP-SGD step holds at once beside its arguments, as XLA plans it."""
-    built = experiment_of("dp_sgd", performance.ONE_VIEW, batch)
-    compiled, *_ = timing.compiled_step(built, batch)
+    with waits.compiling(screen.show, f"dp_sgd for batches of {batch}"):
+        built = experiment_of("dp_sgd", performance.ONE_VIEW, batch)
+        compiled, *_ = timing.compiled_step(built, batch)
     plan = compiled.memory_analysis()
     return (plan.temp_size_in_bytes + plan.output_size_in_bytes) / 1e6
 

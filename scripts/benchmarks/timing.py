@@ -10,21 +10,26 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from bam import files, provenance
+from bam import files, provenance, waits
+from bam.cli import screen
 from bam.core import sampling
 from bam.files import JsonMapping, JsonObject
 from bam.privacy.private_gradient import DrawnBatch, batch_of
+from bam.text import plural
 from bam.training import devices, trainer
 from scripts.benchmarks.cold_case import Numbers
 
 
 class Timing(NamedTuple):
-    """Median and quartiles of the seconds per call, and the seconds of tracing and compiling."""
+    """Median and quartiles of the seconds per call, and the seconds of tracing and compiling.
+
+    The last is None for a program that is not compiled.
+    """
 
     median: float
     low: float
     high: float
-    compile_seconds: float
+    compile_seconds: float | None
 
 
 def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTree, DrawnBatch]:
@@ -71,13 +76,16 @@ def measure(
     seconds. A first round, without a clock, warms up.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for trial in range(trials + 1):
-        for name, call in calls.items():
-            started = time.perf_counter()
-            for _ in range(repeats):
-                jax.block_until_ready(call())
-            if trial > 0:
-                seconds[name].append((time.perf_counter() - started) / repeats)
+    task = f"timing {plural(len(calls), 'program')}, {plural(trials, 'round')}"
+    with waits.awaited(screen.show, task) as wait:
+        for trial in range(trials + 1):
+            for name, call in calls.items():
+                started = time.perf_counter()
+                for _ in range(repeats):
+                    jax.block_until_ready(call())
+                if trial > 0:
+                    seconds[name].append((time.perf_counter() - started) / repeats)
+            wait.share = (trial + 1) / (trials + 1)
     return seconds
 
 
@@ -88,7 +96,7 @@ def keep(path: Path, results: JsonMapping) -> None:
     files.write_json(path, {**hardware, "versions": provenance.versions(), **results})
 
 
-def summarize(seconds: list[float], compile_seconds: float) -> Timing:
+def summarize(seconds: list[float], compile_seconds: float | None) -> Timing:
     """Median and quartiles of the observations."""
     low, median, high = (float(x) for x in np.quantile(seconds, (0.25, 0.5, 0.75)))
     return Timing(median, low, high, compile_seconds)

@@ -1,7 +1,9 @@
 """Studies of scripts, with the flags of `bam sweep`: training, files and printed tables."""
 
+import contextlib
+import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from absl import flags
@@ -27,8 +29,8 @@ def carry_out(study: Study, out: Path, legend: str = "") -> tuple[list[JsonObjec
     files.check_writable(f"{out}.json")
     jax_setup.use_compilation_cache()
     num_seeds, workdir = flags.FLAGS.num_seeds, Path(flags.FLAGS.workdir)
-    stop = signals.stop_after(flags.FLAGS.max_seconds)
-    rows, trained = studies.carry_out(study, num_seeds, workdir, out, stop, screen.say)
+    with _should_stop() as stop:
+        rows, trained = studies.carry_out(study, num_seeds, workdir, out, stop, screen.show)
     screen.table(studies.columns(study.columns, rows), rows, file=out.with_name(f"{out.name}.md"))
     screen.say(studies.LEGEND, *filter(None, [legend]))
     if not studies.finished(trained, num_seeds):
@@ -37,10 +39,23 @@ def carry_out(study: Study, out: Path, legend: str = "") -> tuple[list[JsonObjec
 
 
 def run_missing(groups: Mapping[str, runs.Configs]) -> dict[str, dict[int, runs.FinishedRun]]:
-    """Trains the runs that `--workdir` lacks; returns group -> seed -> finished run."""
+    """Trains the runs that `--workdir` lacks; returns group -> seed -> finished run.
+
+    If the time ends first, the script ends with exit status 3, and the same command continues.
+    """
     jax_setup.use_compilation_cache()
-    stop = signals.stop_after(flags.FLAGS.max_seconds)
-    return studies.run_missing(groups, Path(flags.FLAGS.workdir), stop, screen.say)
+    with _should_stop() as stop:
+        trained = studies.run_missing(groups, Path(flags.FLAGS.workdir), stop, screen.show)
+    if any(len(trained[name]) < len(configs) for name, configs in groups.items()):
+        sys.exit(options.STOPPED)
+    return trained
+
+
+@contextlib.contextmanager
+def _should_stop() -> Iterator[Callable[[], bool]]:
+    """Yields a `should_stop` of training; what follows it is ended at once by a signal."""
+    with signals.put_back(signal.SIGINT, signal.SIGTERM):
+        yield signals.stop_after(flags.FLAGS.max_seconds)
 
 
 def method_config(method: str, fixed: Iterable[str] = (), path: str = "") -> ConfigDict:

@@ -8,15 +8,16 @@ NOT PRIVATE. Figure 3 is drawn by scripts.benchmarks.depth.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from absl import flags
+from jaxtyping import PyTree
 
-from bam import files, tables
-from bam.cli import command
+from bam import files, tables, waits
+from bam.cli import command, screen
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.sweep import plot, runs
@@ -43,11 +44,9 @@ def main() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     series = [_series(name) for name in _METHODS.value]
     trained = many_runs.run_missing({s.slug: s.configs for s in series})
-    if any(len(trained[s.slug]) < len(s.configs) for s in series):
-        return
     finished = [s._replace(rows=_rows(s, trained[s.slug])) for s in series]
     FIGURES[str(_FIGURE.value)](finished, path)
-    print(f"{path}.png and .csv")
+    screen.say(f"{path}.png and .csv")
 
 
 class Series(NamedTuple):
@@ -117,7 +116,8 @@ class Picture:
             f"batch {config.expected_batch_size}, ε = {config.epsilon:g}, "
             f"{flags.FLAGS.num_seeds} seeds (± SD)"
         )
-        plot.panels(self.panels, path.with_suffix(".png"), title, share_y=share_y)
+        with waits.awaited(screen.show, "drawing"):
+            plot.panels(self.panels, path.with_suffix(".png"), title, share_y=share_y)
         tables.write_csv(path.with_suffix(".csv"), self.rows)
 
 
@@ -162,7 +162,7 @@ def bias_by_batch_size(series: Sequence[Series], path: Path, quantities: Sequenc
 
 def _by_batch_size(series: Series) -> list[JsonObject]:
     """Per run: stage -> batch size -> mean of each quantity; kept as JSON in the run's folder."""
-    results, built = [], loop.build(next(iter(series.configs.values())))
+    results, built = [], loop.build(next(iter(series.configs.values())), log=screen.show)
     for run, config in series.configs.items():
         folder = Path(flags.FLAGS.workdir) / run
         file = folder / f"by_batch_size_{LARGEST}.json"
@@ -173,17 +173,25 @@ def _by_batch_size(series: Series) -> list[JsonObject]:
                     f"{folder}: no checkpoint; --config.checkpoint.every must not be 0"
                 )
             states = zip(STAGES, (built.init(config.seed), last), strict=True)
-            files.write_json(file, {stage: _at_state(built, state) for stage, state in states})
+            with waits.awaited(screen.show, f"measuring {run}") as wait:
+                means = {stage: _at_state(built, state, wait) for stage, state in states}
+            files.write_json(file, means)
         results.append(files.read_json(file))
     return results
 
 
-def _at_state(built: loop.Trainer, state: Any) -> JsonObject:
+def _at_state(built: loop.Trainer, state: Any, wait: waits.Wait) -> JsonObject:
     """Batch size -> mean of each quantity over batches of that size, the same for every run."""
     order = np.random.default_rng(0).permutation(built.plan.num_examples)[:LARGEST]
     groups = order[: len(order) // SMALLEST * SMALLEST].reshape(-1, SMALLEST).astype(np.int32)
-    means = (built.mean_gradients(state, built.rows(group))[0] for group in groups)
-    return diagnostics.bias_by_batch_size(means, SMALLEST, LARGEST)
+    before = wait.share or 0.0
+
+    def means() -> Iterator[PyTree]:
+        for number, group in enumerate(groups, start=1):
+            yield built.mean_gradients(state, built.rows(group))[0]
+            wait.share = before + number / len(groups) / len(STAGES)
+
+    return diagnostics.bias_by_batch_size(means(), SMALLEST, LARGEST)
 
 
 FIGURES: dict[str, Callable[[Sequence[Series], Path], None]] = {

@@ -11,7 +11,8 @@ from absl import flags
 from ml_collections import ConfigDict
 from sklearn.linear_model import LogisticRegression
 
-from bam.cli import command
+from bam import waits
+from bam.cli import command, screen
 from bam.data import datasets
 from bam.sweep import plot
 from bam.sweep.comparison import Study
@@ -38,7 +39,8 @@ def main() -> None:
         fields=lambda label, _: {"target_epsilon": groups[label].epsilon},
     )
     rows, _ = many_runs.carry_out(study, Path(_OUT.value))
-    draw(rows, non_private_accuracy(), Path(f"{_OUT.value}.png"))
+    with waits.awaited(screen.show, "fitting scikit-learn and drawing"):
+        draw(rows, non_private_accuracy(), Path(f"{_OUT.value}.png"))
 
 
 def non_private_accuracy() -> float:

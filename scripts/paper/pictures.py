@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from bam.cli import command
+from bam import waits
+from bam.cli import command, screen
 from bam.part_table import METHODS
 from bam.sweep import plot
 from bam.sweep.plot import log_axis, plt
@@ -380,7 +381,9 @@ def _shrink(path: Path) -> None:
 def main() -> None:
     """Draws them where the pages show them."""
     figures = ROOT / "docs/figures"
-    print(*draw(figures / "site"), *draw_studies(figures), sep="\n")
+    with waits.awaited(screen.show, "drawing"):
+        paths = [*draw(figures / "site"), *draw_studies(figures)]
+    screen.say(*map(str, paths))
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
-from bam import tables
-from bam.cli import command
+from bam import tables, waits
+from bam.cli import command, screen
 from bam.errors import InputError
 from bam.sweep import plot
 from bam.sweep.comparison import Study
@@ -65,7 +65,8 @@ def main() -> None:
     study = Study(groups, baseline, COLUMNS, columns)
     rows, _ = many_runs.carry_out(study, workdir / "table1", LEGEND)
     for name in _DATASETS.value:
-        draw([row for row in rows if row["name"] == name], workdir / f"{name}.png")
+        with waits.awaited(screen.show, f"drawing {name}.png"):
+            draw([row for row in rows if row["name"] == name], workdir / f"{name}.png")
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
