@@ -1,5 +1,6 @@
 """Counts of operations that one can do by hand, and benchmarks that run."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -7,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import bam
 from bam import models
 from bam.models.layers import conv2d, convolutions_as
-from scripts.benchmarks import arithmetic, cold_case, timing
-from tests.cases import run_command
+from scripts.benchmarks import arithmetic, cold_case, depth_others, timing
+from tests.cases import distance, norm64, run_command
 
 
 def test_products_convolutions_and_scans_cost_what_one_counts_by_hand():
@@ -62,8 +64,57 @@ def test_the_depth_benchmark_writes_every_row_and_the_figure(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "depth.json").read_text())
     assert len(found["rows"]) == 5
-    assert all(0 < r["low"] <= r["median"] <= r["high"] for r in found["rows"])
+    rows = found["rows"] + found["others"]
+    assert all(0 < r["low"] <= r["median"] <= r["high"] for r in rows)
     assert (tmp_path / "depth.png").stat().st_size > 10_000
+    table = (tmp_path / "depth.md").read_text()
+    for name, other in depth_others.OTHERS.items():
+        is_here = importlib.util.find_spec(other.package) is not None
+        assert (name in {row["method"] for row in found["others"]}) == is_here
+        assert (f"| {other.label} | not run |" in table) == (not is_here)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_the_depth_benchmark_draws_again_from_its_file_and_refuses_an_unknown_method(tmp_path):
+    kept = Path(__file__).parents[1] / "benchmarks/depth_cpu.json"
+    (tmp_path / "depth.json").write_bytes(kept.read_bytes())
+    command = ("scripts.benchmarks.depth", f"--out={tmp_path}/depth")
+    again = run_command(*command, "--redraw")
+    assert again.returncode == 0 and (tmp_path / "depth.png").stat().st_size > 10_000
+    assert [x.name for x in tmp_path.glob("*.md")] == []  # it measures nothing
+    refused = run_command(*command, "--methods=dp_sdg")
+    assert refused.returncode == 2
+    assert refused.stderr == "error: --methods: no method 'dp_sdg': did you mean dp_sgd?\n"
+
+
+def deep_problem(clip_norm=0.5):
+    """The depth benchmark's problem with five layers, and bam's sum of clipped gradients."""
+    model = models.as_functions(models.create("deep_residual", 10, 8, depth=5), (8,))
+    images = jax.random.normal(jax.random.key(1), (6, 1, 8))
+    batch = {"image": images, "label": jnp.arange(6)}
+    params, clip = model.init(jax.random.key(0)), bam.clip_by_l2_norm(clip_norm)
+    grad = bam.dp_sgd(model.loss).grad
+    total, _ = bam.clipped_sum(grad, clip, params, batch, mask=None, microbatch_size=6)
+    return depth_others.Problem(model.loss, params, batch, clip_norm, noise_multiplier=0.0), total
+
+
+def test_the_depth_benchmark_takes_the_same_clipped_sum_in_jax_privacy():
+    pytest.importorskip("jax_privacy")
+    problem, total = deep_problem()
+    theirs = depth_others.jax_privacy_grad(problem)(problem.params, problem.batch)
+    assert distance(theirs, total) < 1e-3 * norm64(total)
+    assert distance(theirs, deep_problem(clip_norm=0.4)[1]) > 0.1 * norm64(total)  # the control
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_the_depth_benchmark_takes_the_same_clipped_sum_in_opacus():
+    pytest.importorskip("opacus")
+    problem, total = deep_problem()
+    model, step = depth_others.opacus_step(problem)
+    step()
+    theirs = [x.grad.detach().numpy() for x in model.parameters()]
+    ours = [x for kernel, bias in depth_others.layers(total) for x in (kernel.T, bias)]
+    assert distance(theirs, ours) < 1e-3 * norm64(ours)
 
 
 @pytest.mark.slow

@@ -349,8 +349,8 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
         ("examples.own_images.generate", ["images"], "drawing 3,000 images … "),
         (
             "scripts.benchmarks.depth",
-            ["--out=depth", "--depths=2", "--trials=1", "--repeats=1", "--width=4", "--batch=2"],
-            "compiling 5 methods of 2 layers … ",
+            ["--out=depth", "--depths=2", "--trials=1", "--methods=dp_sgd", "--width=4"],
+            "compiling 1 method of 2 layers … ",
         ),
     ],
     ids=["generate", "depth"],

@@ -101,14 +101,14 @@ def main() -> None:
     files.write_text(out.with_suffix(".md"), tables.markdown(columns, lines))
     screen.table(columns, lines, "a step by number of layers, ms", file=out.with_suffix(".md"))
     if "bam_reverse" in chosen:
-        screen.say(REVERSE)
+        screen.say(*textwrap.wrap(REVERSE, 79))
     with waits.awaited(screen.show, "drawing"):
         draw(files.read_json(out.with_suffix(".json")), out.with_suffix(".png"))
 
 
 def table(
     chosen: Sequence[str], depths: Sequence[int], few: set[int], rows: Sequence[JsonMapping]
-) -> tuple[tables.Columns, list[JsonObject]]:
+) -> tuple[tables.Columns, list[list[str]]]:
     """Milliseconds of each method at each depth; "not run" for a library that is not here."""
     seconds = {(row["method"], row["depth"]): row["median"] for row in rows}
 
@@ -118,17 +118,13 @@ def table(
         milliseconds = 1e3 * seconds[name, depth]
         return f"{milliseconds:.3g}" if milliseconds < 100 else f"{milliseconds:.0f}"
 
-    heads = ("method", *map(str, depths))
-    lines = [
-        dict(zip(heads, (NAMES[name], *(cell(name, x) for x in depths)), strict=True))
-        for name in chosen
-    ]
-    return tables.text(*heads), lines
+    lines = [[NAMES[name], *(cell(name, depth) for depth in depths)] for name in chosen]
+    return tables.text("method", *map(str, depths)), lines
 
 
 def draw(results: JsonMapping, path: Path) -> None:
     """Draws step time and compile time against depth, one line per method."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(6.2, 4.3), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(6.2, 4.6), layout="constrained")
     rows = [*results["rows"], *results.get("others", ())]
     names = list(dict.fromkeys(row["method"] for row in rows))
     for name in names:
@@ -150,14 +146,15 @@ def draw(results: JsonMapping, path: Path) -> None:
         plot.log_axis(axis, {row["depth"] for row in rows})
     # Methods differ by factors, and a linear axis would press all but the slowest together.
     left.set_yscale("log")
+    left.yaxis.set_major_locator(plt.LogLocator(subs=(1, 2, 5)))
     left.yaxis.set_major_formatter("{x:g}")
+    left.yaxis.set_minor_locator(plt.NullLocator())
     right.set_ylim(bottom=0)
     handles, labels = left.get_legend_handles_labels()
     plot.legend_below(figure, dict(zip(labels, handles, strict=True)))
-    title = f"Time against depth, {results['device']}"
-    figure.suptitle(title, fontsize=11)
     if "bam_reverse" in names:
-        figure.supxlabel(textwrap.fill(REVERSE, 95), fontsize=7.5)
+        figure.legends[0].set_title(textwrap.fill(REVERSE, 86), {"size": 9})
+    figure.suptitle(f"Time against depth, {results['device']}", fontsize=11)
     plot.save(figure, path)
 
 

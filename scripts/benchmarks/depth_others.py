@@ -112,13 +112,13 @@ def torch_network(params: Any) -> Any:
     import torch
     from torch import nn
 
-    layers = _layers(params)
-    depth = len(layers)
+    weights = layers(params)
+    depth = len(weights)
 
     class DeepResidual(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(*kernel.shape) for kernel, _ in layers)
+            self.layers = nn.ModuleList(nn.Linear(*kernel.shape) for kernel, _ in weights)
 
         def forward(self, x: Any) -> Any:
             first, *blocks, last = self.layers
@@ -129,13 +129,13 @@ def torch_network(params: Any) -> Any:
 
     model = DeepResidual()
     with torch.no_grad():
-        for layer, (kernel, bias) in zip(model.layers, layers, strict=True):
+        for layer, (kernel, bias) in zip(model.layers, weights, strict=True):
             layer.weight.copy_(torch.tensor(kernel.T.copy()))
             layer.bias.copy_(torch.tensor(bias.copy()))
     return model
 
 
-def _layers(params: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+def layers(params: Any) -> list[tuple[np.ndarray, np.ndarray]]:
     """Kernel and bias of each layer; in `params`, those of the blocks are stacked."""
     first, last = (params[f"Dense_{i}"] for i in (0, 1))
     stacked = [layer for name, layer in params.items() if not name.startswith("Dense_")]

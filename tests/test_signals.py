@@ -1,0 +1,113 @@
+"""Signals end a command at once, or let it finish what the same command continues."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bam.cli import options
+from scripts.benchmarks import accelerator
+from tests.cases import Command, heard
+
+ROOT = Path(__file__).parents[1]
+# The hash takes minutes, in which Python calls no handler.
+IN_COMPILED_CODE = """
+import hashlib
+from bam.cli import signals
+signals.end_at_interrupts()
+print("begins", flush=True)
+hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+"""
+WITH_A_CHILD = """
+import os, signal, time
+from bam.cli import signals
+signals.end_at_interrupts()
+ready, told = os.pipe()
+child = os.fork()
+if not child:
+    os.write(told, b"1")
+    time.sleep(600)
+os.read(ready, 1)
+os.kill(child, signal.SIGTERM)
+print(os.waitpid(child, 0)[1])
+time.sleep(3 * signals.GRACE)
+print("lives")
+"""
+
+
+def python(code, **options):
+    """A Python of its own, which hears signals as from a terminal."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with heard(signal.SIGINT, signal.SIGTERM):
+        return subprocess.Popen([sys.executable, "-c", code], **pipes, **options)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_in_one_line_while_compiled_code_runs(number):
+    with python(IN_COMPILED_CODE) as process:
+        assert process.stdout.readline() == "begins\n"
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (options.INTERRUPTED, "error: interrupted\n")
+
+
+def test_a_signal_to_a_forked_child_ends_the_child_alone():
+    with python(WITH_A_CHILD) as process:
+        printed, errors = process.communicate(timeout=60)
+    assert printed.split() == [str(int(signal.SIGTERM)), "lives"] and not errors
+    assert process.returncode == 0
+
+
+# A figure whose measuring takes for ever, once the run is trained.
+ENDLESS = """
+import runpy, sys, time
+from bam.training import diagnostics
+def measure(*given):
+    print("measures", flush=True)
+    time.sleep(600)
+diagnostics.bias_by_batch_size = measure
+runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_figure_ends_at_sigterm_after_its_training_and_the_same_command_trains_nothing(tmp_path):
+    arguments = [
+        "scripts.paper.figures", "--figure=6", f"--workdir={tmp_path}/runs",
+        f"--out={tmp_path}/out", "--methods=dp_sgd", "--num_seeds=1", "--config=digits",
+        "--config.model.name=linear", "--config.accountant=rdp", "--config.num_steps=2",
+        "--config.diagnostics.every=0", "--config.eval.every=0",
+    ]  # fmt: skip
+    code = ENDLESS.replace("sys.argv.pop(1)", repr(arguments[0]))
+    with heard(signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments[1:]],
+            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    with process:
+        before = []
+        while "measures" not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+            before.append(line)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (options.INTERRUPTED, "error: interrupted\n")
+    assert any("  dp_sgd/seed0  trained" in line for line in before)
+    with Command(*arguments) as again:
+        done = again.wait()
+    assert done.returncode == 0, done.stderr
+    assert "  dp_sgd/seed0  trained" not in done.stdout
+    assert (tmp_path / "out/figure6.png").exists()
+
+
+def test_the_accelerators_script_ends_its_piece_at_sigterm(tmp_path, monkeypatch):
+    """The child tells this process to end, and would then sleep."""
+    code = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
+    monkeypatch.setattr(accelerator, "_WORKDIR", type("Flag", (), {"value": str(tmp_path)}))
+    ended = []
+    end = accelerator._end
+    monkeypatch.setattr(accelerator, "_end", lambda process: (end(process), ended.append(process)))
+    with pytest.raises(KeyboardInterrupt):
+        accelerator.run(accelerator.Piece("piece", ["-c", code]), 300.0)
+    assert ended[0].returncode == -signal.SIGTERM
