@@ -62,7 +62,8 @@ METHODS = {name: row for name, row in part_table.METHODS.items() if methods.is_p
     )
 }
 CHOICES = (*METHODS, *OTHERS)
-NAMES = {name: row.label for name, row in (*METHODS.items(), *OTHERS.items())}
+NAMES = {name: row.label for name, row in METHODS.items()}
+NAMES |= {name: other.label for name, other in OTHERS.items()}
 STYLES = plot.STYLES | {
     "bam_reverse": {"color": "#009E73", "linestyle": ":"},
     "jax_privacy": {"color": "#56B4E9", "linestyle": "none", "marker": "s"},
@@ -153,7 +154,8 @@ def draw(results: JsonMapping, path: Path) -> None:
     handles, labels = left.get_legend_handles_labels()
     plot.legend_below(figure, dict(zip(labels, handles, strict=True)))
     if "bam_reverse" in names:
-        figure.legends[0].set_title(textwrap.fill(REVERSE, 86), {"size": 9})
+        figure.legends[0].set_title(textwrap.fill(REVERSE, 86))
+        figure.legends[0].get_title().set_fontsize(9)
     figure.suptitle(f"Time against depth, {results['device']}", fontsize=11)
     plot.save(figure, path)
 

@@ -140,7 +140,7 @@ def layers(params: Any) -> list[tuple[np.ndarray, np.ndarray]]:
     first, last = (params[f"Dense_{i}"] for i in (0, 1))
     stacked = [layer for name, layer in params.items() if not name.startswith("Dense_")]
     blocks = [
-        jax.tree.map(lambda x, i=i: x[i], block["Dense_0"])  # type: ignore[misc]
+        jax.tree.map(lambda x, i=i: x[i], block["Dense_0"])
         for block in stacked
         for i in range(len(block["Dense_0"]["bias"]))
     ]
