@@ -20,6 +20,7 @@ from bam.cli import audit, command, main, options, screen
 from bam.data import datasets
 from bam.errors import InputError
 from bam.features import extraction
+from bam.sweep import studies
 from bam.training import loading, loop
 from tests import runs, test_one_run
 from tests.cases import forget_data, run_command
@@ -333,6 +334,16 @@ def test_commands_say_what_is_awaited(at_once, tmp_path_factory, tmp_path):
         flags = [f"--out={tmp_path / 'release'}"] if name == "export" else []
         done = run_command("bam", name, f"--workdir={tmp_path / 'run'}", *flags)
         assert done.returncode == 0 and done.stdout.startswith(line), done.stderr
+
+
+def test_a_wait_is_named_beside_the_bar_of_many_runs(at_once):
+    said, beside = [], []
+    log = studies.BesideBar(said.append, beside.append)
+    log.run = "a/seed0"
+    with waits.awaited(log, "compiling the step", about=9.0):
+        pass
+    assert beside[0] == "compiling the step, about 9.0 s" and beside[-1] == "a/seed0"
+    assert len(said) == 1 and said[0].startswith("compiling the step, about 9.0 s … ")
 
 
 SCRIPT = """

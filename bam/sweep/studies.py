@@ -99,6 +99,31 @@ def _form(row: JsonMapping) -> str:
     return ".2f" if is_percent(row.get("metric", "accuracy")) else ".4g"
 
 
+class BesideBar:
+    """A log that names a wait beside a bar of progress, in place of the run.
+
+    Attributes:
+      run: the name of the run that is trained.
+    """
+
+    def __init__(self, log: Callable[[str], None], describe: Callable[[str], None]) -> None:
+        """Prints lines by `log`; `describe` puts a text beside the bar."""
+        self.run, self._log, self._describe = "", log, describe
+
+    def __call__(self, line: str) -> None:
+        """Prints a line."""
+        self._log(line)
+        self._describe(self.run)
+
+    def draw(self, line: str) -> None:
+        """Names the wait of an unfinished line, or for "" the run again."""
+        self._describe(line.partition(" …")[0] or self.run)
+
+    def draws_in_place(self) -> bool:
+        """Whether a line can be replaced, as on a terminal."""
+        return True
+
+
 def run_missing(
     groups: Mapping[str, runs.Configs],
     workdir: Path,
@@ -108,7 +133,7 @@ def run_missing(
     """Trains the missing runs, seed by seed, until all are finished or `should_stop` is true.
 
     A progress bar counts the steps of all runs. `log` is called with a line about each run, and one
-    on each long wait where there is no bar.
+    on each long wait.
 
     Returns:
       Group -> seed -> finished run.
@@ -119,20 +144,23 @@ def run_missing(
     with Progress(*parts, TimeRemainingColumn(), transient=True, disable=not is_terminal) as bar:
         task = bar.add_task("reading finished runs", total=None)
         step: dict[str, int] = {}
+        beside = BesideBar(log, lambda text: bar.update(task, description=text))
+        beside.run = "reading finished runs"
 
         def on_built(built: Mapping[str, loop.Trainer]) -> None:
             total = sum(each.plan.training_steps for each in built.values())
-            bar.update(task, description="compiling", total=total, visible=bool(built))
+            beside.run = "compiling"
+            bar.update(task, description=beside.run, total=total, visible=bool(built))
 
         def on_event(name: str, text: str) -> None:
             log(f"{time.strftime('%H:%M:%S')}  {name}  {text}")
 
         def on_row(name: str, row: JsonMapping) -> None:
-            step[name] = row["step"]
+            step[name], beside.run = row["step"], name
             bar.update(task, description=name, completed=sum(step.values()))
 
-        # A wait's unfinished line would break the bar, so the log of a terminal cannot draw.
-        lines = (lambda line: log(line)) if is_terminal else log
+        # An unfinished line would break the bar.
+        lines: Callable[[str], None] = beside if is_terminal else log
         runs.train(runs.in_turn(groups), workdir, should_stop, on_event, on_row, on_built, lines)
     trained = runs.by_seed(groups, workdir)
     if num_missing := sum(map(len, groups.values())) - sum(map(len, trained.values())):
