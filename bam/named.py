@@ -1,17 +1,22 @@
 """Functions that a config names: they are imported, and called with the options of its section."""
 
+import contextlib
 import importlib
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from bam.errors import InputError
 
+# Folders of bam's code and of other libraries; bam may be installed among these.
 ROOT = Path(__file__).resolve().parent
+_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
 FLAX = ("parent", "name")  # arguments of every Flax module, which are not options
 ANY = "**"  # the option of a function that takes any option
 
@@ -95,6 +100,52 @@ def call(role: str, function: Any, /, *args: Any, **options: Any) -> Any:
         raise InputError(f"{role}: {location}") from error
 
 
+@contextlib.contextmanager
+def refused_by(*parts: str) -> Iterator[None]:
+    """Makes one line of an error in a library that one of a user's parts caused.
+
+    `parts` are sections and names, as "model my:net"; a name of bam's has no colon. An error that a
+    line of the user's code raised stays as it is: its traceback shows that line.
+    """
+    try:
+        yield
+    except (InputError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        own, frames = [x for x in parts if ":" in x], frames_of_callers(error)
+        users = [x for x in frames if not _is_of_bam(x)]
+        if not own or (frames and users and users[-1] is frames[-1]):
+            raise
+        location = f"{users[-1].filename}, line {users[-1].lineno}: " if users else ""
+        raise InputError(f"{' or '.join(own)}: {location}{_in_line(error)}") from error
+
+
+def fault_of_user(error: BaseException) -> str:
+    """The file and line of the user's code that raised an error, and its text; "" if bam raised it.
+
+    A library raises for the code that called it.
+    """
+    frames = frames_of_callers(error)
+    if not frames or _is_of_bam(frames[-1]):
+        return ""
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {_in_line(error)}"
+
+
+def frames_of_callers(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of an error that are of bam or of the user's code, and of no library."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [x for x in frames if _is_of_bam(x) or not _is_of_library(x)]
+
+
+def _is_of_bam(frame: traceback.FrameSummary) -> bool:
+    return Path(frame.filename).is_relative_to(ROOT)
+
+
+def _is_of_library(frame: traceback.FrameSummary) -> bool:
+    is_of = Path(frame.filename).is_relative_to
+    return frame.filename.startswith("<frozen") or any(map(is_of, _LIBRARIES))
+
+
 def user_place(error: BaseException, file: str) -> str:
     """The message of an error that the user's code in `file` caused, after its file and line.
 
@@ -115,9 +166,7 @@ def place(error: BaseException, file: str = "") -> str:
     not pass through it. Without one, it is the line that raised.
     """
     # The text of the line is left out: a file that is named by mistake may hold secrets.
-    text = str(error).partition(" Other fields present")[0]  # of a ConfigDict, which lists all
-    text = text if text.endswith("'") else text.removeprefix("'")
-    text = f"{type(error).__name__}: {' '.join(text.split())[:200]}".removesuffix(": ")
+    text = _in_line(error)
     if isinstance(error, SyntaxError):  # the file did not run, so no frame is from it
         return f"{error.filename or file}, line {error.lineno or 1}: {error.msg}"
     frames = list(traceback.extract_tb(error.__traceback__))
@@ -127,3 +176,10 @@ def place(error: BaseException, file: str = "") -> str:
     if not frames:
         return "" if file else text
     return f"{frames[-1].filename}, line {frames[-1].lineno}: {text}"
+
+
+def _in_line(error: BaseException) -> str:
+    """The type and the message of an exception, in one line."""
+    text = str(error).partition(" Other fields present")[0]  # of a ConfigDict, which lists all
+    text = text if text.endswith("'") else text.removeprefix("'")
+    return f"{type(error).__name__}: {' '.join(text.split())[:200]}".removesuffix(": ")

@@ -5,7 +5,9 @@ import re
 import sys
 from pathlib import Path
 
+import flax.linen as nn
 import numpy as np
+import optax
 import pytest
 from optax.contrib import schedule_free_eval_params
 
@@ -103,6 +105,39 @@ def tiny(name, **changes):
     return config
 
 
+class Dropping(nn.Module):
+    @nn.compact
+    def __call__(self, inputs, train=True):
+        inputs = nn.Dropout(0.5, deterministic=not train)(inputs.reshape(len(inputs), -1))
+        return nn.Dense(10)(inputs)
+
+
+class ToldOfTraining(nn.Module):
+    @nn.compact
+    def __call__(self, inputs, train):
+        return Dropping()(inputs, train)
+
+
+def dropping_out(num_classes, **options):
+    return Dropping()
+
+
+def told_of_training(num_classes, **options):
+    return ToldOfTraining()
+
+
+def looking_ahead(plan, clip_norm, sensitivity, **options):
+    return optax.chain(optax.lookahead(optax.sgd(0.1), 5, 0.5))
+
+
+def at_a_rate_in_words(plan, clip_norm, sensitivity, **options):
+    return optax.sgd("a tenth")
+
+
+def of_one_number(plan, clip_norm, sensitivity, **options):
+    return optax.stateless(lambda grads, params: 0.0)
+
+
 @pytest.mark.parametrize(
     ("section", "name", "message"),
     [
@@ -121,6 +156,11 @@ def tiny(name, **changes):
         ("optimizer", "tests.cases:nothing", "returns a NoneType, without init, update"),
         ("model", "tests.cases:nothing", "a network must be a Flax Linen or NNX module"),
         ("model", "tests.cases:three_logits", r"logits \(1, 3\) for 1 inputs: one row of 10"),
+        ("model", f"{__name__}:dropping_out", r"random numbers \['dropout'\], as Dropout does"),
+        ("model", f"{__name__}:told_of_training", "told_of_training: TypeError: .* 'train'"),
+        ("optimizer", f"{__name__}:looking_ahead", "leave lookahead out; --config.ema_decay"),
+        ("optimizer", f"{__name__}:at_a_rate_in_words", "at_a_rate_in_words: TypeError: "),
+        ("optimizer", f"{__name__}:of_one_number", "updates of another structure or shape"),
     ],
 )
 def test_a_part_that_cannot_be_is_one_line(section, name, message):

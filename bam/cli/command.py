@@ -5,24 +5,19 @@ import logging
 import os
 import signal
 import sys
-import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from absl import flags
 
+from bam import named
 from bam.cli import command_line, help_text, jax_setup, options, screen, signals
 from bam.errors import InputError
 from bam.extras import MissingExtraError
 from bam.text import visible
 from bam.training import named_configs
-
-# Folders of bam's code and of other libraries; bam may be installed among these.
-_BAM = Path(__file__).resolve().parents[1]
-_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
 
 Body = Callable[..., int | None]  # (flags) or (flags, arguments) -> exit status
 
@@ -184,13 +179,10 @@ def _mistake(error: Exception) -> str | None:
 
 
 def _whose(error: Exception) -> str:
-    """A note on whose fault an error is: bam's, libraries included, or that of a user's code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    file = frames[-1].filename if frames else ""
-    is_bam = not file or file.startswith("<frozen") or Path(file).is_relative_to(_BAM)
-    if is_bam or any(map(Path(file).is_relative_to, _LIBRARIES)):
-        return "This is a fault of bam: please report it with all lines above."
-    return f"This is a fault of {file}, which is not a part of bam."
+    """A note on whose fault an error is: bam's, or that of a line of the user's code."""
+    if place := named.fault_of_user(error):
+        return f"This is a fault of code that is not a part of bam: {place}"
+    return "This is a fault of bam: please report it with all lines above."
 
 
 def _has_debug(argv: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -10,7 +11,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import traverse_util
+from flax import errors, traverse_util
 from jaxtyping import Array, Float, Num, PyTree
 
 from bam.core import pytree
@@ -188,14 +189,19 @@ def _only_parameters(extra: list[str]) -> None:
     if not extra:
         return
     if all("rng" in name.lower() for name in extra):
-        raise InputError(
-            f"the model needs random numbers {extra}, as Dropout does, which bam does not supply: "
-            "leave Dropout out, because the noise already regularises"
-        )
+        raise _draws(extra)
     raise InputError(
         f"the model keeps state {extra} besides its parameters. BatchNorm mixes the examples of a "
         "batch, so no per-example gradient exists and clipping bounds nothing: use GroupNorm or "
         "LayerNorm"
+    )
+
+
+def _draws(streams: list[str]) -> InputError:
+    """The error for a network that needs random numbers."""
+    return InputError(
+        f"the model needs random numbers {streams}, as Dropout does, which bam does not supply: "
+        "leave Dropout out, because the noise already regularises"
     )
 
 
@@ -205,15 +211,24 @@ def _linen(module: nn.Module) -> tuple[Init, Apply]:
     `apply` adds the LoRA factors among the parameters.
     """
 
+    @contextlib.contextmanager
+    def without_random_numbers() -> Iterator[None]:
+        try:
+            yield
+        except errors.InvalidRngError as error:  # Flax's message names the stream
+            raise _draws(re.findall(r'PRNG for "(\w+)"', str(error))) from error
+
     def init(key: Array, inputs: Array) -> Params:
-        variables = module.init(key, inputs)
+        with without_random_numbers():
+            variables = module.init(key, inputs)
         _only_parameters(sorted(set(variables) - {"params"}))
         return variables["params"]
 
     def apply(params: Params, inputs: Array) -> Array:
-        if lora.NAME not in params:
-            return module.apply({"params": params}, inputs)  # type: ignore[return-value]
-        with nn.intercept_methods(lora.added(params[lora.NAME])):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(without_random_numbers())
+            if lora.NAME in params:
+                stack.enter_context(nn.intercept_methods(lora.added(params[lora.NAME])))
             weights = {name: x for name, x in params.items() if name != lora.NAME}
             return module.apply({"params": weights}, inputs)  # type: ignore[return-value]
 

@@ -103,6 +103,8 @@ def build(
         mesh=devices.mesh(devices.visible() if hardware is None else hardware),
     )
     sensitivity = clip.sensitivity if plan.private else 0.0
+    optimizer = parts.make_optimizer(config.optimizer, plan, clip_norm, sensitivity)
+    fit.check_optimizer(config.optimizer.name, optimizer, trained)
     return Trainer(
         config=config,
         listing=listing,
@@ -110,7 +112,7 @@ def build(
         plan=plan,
         parts=steps.Parts(
             gradient=gradient,
-            optimizer=parts.make_optimizer(config.optimizer, plan, clip_norm, sensitivity),
+            optimizer=optimizer,
             ema_decay=ema_decay(config),
             noise_norm=strategy.norm(strategy.noise_of(plan.mechanism.strategy, plan.num_steps)),
             loss=loss,

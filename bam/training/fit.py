@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, PyTree
 
-from bam import models
+from bam import models, named
 from bam.core import oracles, pytree
 from bam.core.clipping import Bounded, finish
 from bam.core.noise import advance_noise, init_noise
@@ -42,7 +42,8 @@ def check_shapes(
             )
     label = examples.label_of(dataset)
     example = examples.example_like(config, dataset.train.images.shape[-3:], label)
-    logits = jax.eval_shape(model.logits, params, example["image"])
+    with named.refused_by(f"model {config.model.name}"):
+        logits = jax.eval_shape(model.logits, params, example["image"])
     inputs, like = examples.num_inputs(config), logits.shape[1:-1]
     if logits.shape != (inputs, *like, dataset.num_classes) or like != label.shape[: len(like)]:
         raise InputError(
@@ -50,7 +51,9 @@ def check_shapes(
             f"inputs: one row of {dataset.num_classes} for each is needed"
         )
     output = jax.ShapeDtypeStruct(logits.shape[1:], logits.dtype)
-    if jax.eval_shape(criterion.of_output, output, label).shape:
+    with named.refused_by(f"loss {config.loss.name}"):
+        loss = jax.eval_shape(criterion.of_output, output, label)
+    if jax.tree.map(jnp.shape, loss) != ():
         raise InputError(
             f"loss {config.loss.name} does not return a single number for an output of shape "
             f"{output.shape}"
@@ -60,7 +63,9 @@ def check_shapes(
     def gradient(params: Params, example: PyTree) -> Grads:
         return oracle.grad(oracle.ascend(params, optax.tree.zeros_like(params)), example)
 
-    grads = jax.eval_shape(gradient, trained, example | {"frozen": frozen})
+    used = (f"{name} {config[name].name}" for name in ("method", "model", "loss"))
+    with named.refused_by(*used):
+        grads = jax.eval_shape(gradient, trained, example | {"frozen": frozen})
     if not pytree.same_structure(grads, trained):
         raise InputError(
             f"method {config.method.name} returns a gradient of another structure, shape or dtype "
@@ -84,8 +89,36 @@ def check_clip(name: str, clip: Bounded, plan: PrivacyPlan, trained: PyTree) -> 
 
     if plan.private:
         jax.eval_shape(correlated, trained)  # raises if floats cannot hold the noise
-    if not pytree.same_structure(jax.eval_shape(clipped, trained), trained):
+    with named.refused_by(f"clip {name}"):
+        returned = jax.eval_shape(clipped, trained)
+    if not pytree.same_structure(returned, trained):
         raise InputError(
             f"clip {name} returns a gradient of another structure, shape or dtype than the "
             "parameters"
+        )
+
+
+def check_optimizer(name: str, optimizer: optax.GradientTransformation, trained: PyTree) -> None:
+    """InputError if the optimizer does not take the parameters, or returns another tree."""
+
+    def updated(params: Params) -> tuple[Grads, PyTree]:
+        # The private gradient is float32 or wider, whatever the parameters are.
+        grads = jax.tree.map(pytree.at_least_float32, params)
+        return optimizer.update(grads, optimizer.init(params), params)
+
+    with named.refused_by(f"optimizer {name}"):
+        state = jax.eval_shape(optimizer.init, trained)
+    is_lookahead = lambda x: isinstance(x, optax.LookaheadState)  # noqa: E731
+    if any(map(is_lookahead, jax.tree.leaves(state, is_leaf=is_lookahead))):
+        raise InputError(
+            f"optimizer {name} is optax.lookahead, which needs two sets of weights, and a run has "
+            "one: leave lookahead out; --config.ema_decay averages the weights"
+        )
+    with named.refused_by(f"optimizer {name}"):
+        updates, _ = jax.eval_shape(updated, trained)
+    leaves, structures = zip(*map(jax.tree.flatten, (updates, trained)), strict=True)
+    shapes = [list(map(jnp.shape, x)) for x in leaves]
+    if structures[0] != structures[1] or shapes[0] != shapes[1]:
+        raise InputError(
+            f"optimizer {name} returns updates of another structure or shape than the parameters"
         )

@@ -234,16 +234,17 @@ def _made_network(
 def _new_network(
     config: ConfigDict, num_classes: int, shape: tuple[int, ...]
 ) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
-    criterion = make_loss(config.loss)
-    model = models.as_functions(
-        make_model(config.model, num_classes),
-        shape,
-        convolution=config.convolution,
-        precision=config.precision,
-        lora_rank=config.lora.rank,
-        lora_targets=config.lora.targets,
-        loss=criterion,
-    )
+    criterion, network = make_loss(config.loss), make_model(config.model, num_classes)
+    with named.refused_by(f"model {config.model.name}"):
+        model = models.as_functions(
+            network,
+            shape,
+            convolution=config.convolution,
+            precision=config.precision,
+            lora_rank=config.lora.rank,
+            lora_targets=config.lora.targets,
+            loss=criterion,
+        )
 
     def loss(params: Params, example: PyTree) -> Float[Array, ""]:
         return model.loss(finetune.merge(params, example["frozen"]), example)
