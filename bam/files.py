@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -14,6 +15,7 @@ from bam.errors import InputError
 JsonObject: TypeAlias = dict[str, Any]
 JsonMapping: TypeAlias = Mapping[str, Any]
 
+_locked: weakref.WeakSet[IO[str]] = weakref.WeakSet()  # the locks of this process
 LOCK = "lock"  # the file in a folder by which one process has it for itself
 DEEPEST = 50  # levels of nested lists and objects in a JSON file
 _DEEP = f"more than {DEEPEST} nested lists or objects"
@@ -151,7 +153,14 @@ def lock(folder: Path) -> IO[str]:
             # If the file was removed meanwhile, another process can lock a new one of that name.
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 on_error.pop_all()
+                _locked.add(file)
                 return file
+        mine = [os.fstat(x.fileno()) for x in _locked if not x.closed]
+        if any(os.path.samestat(x, path.stat()) for x in mine):
+            raise BlockingIOError(
+                f"{folder} is in use in this process: close() the PrivateTraining that uses it, or "
+                "wait until the command ends"
+            )
     raise BlockingIOError(f"another process is writing in {folder}: wait until it ends")
 
 

@@ -424,11 +424,16 @@ def as_declared(clip: Transform) -> Bounded:
     """
     if type(clip) in get_args(Bounded):
         return cast(Bounded, clip)
+    if not (hasattr(clip, "init") and hasattr(clip, "update")):
+        raise InputError(
+            f"a clip is a transform, got {getattr(clip, '__name__', clip)}: write "
+            "bam.clip_by_l2_norm(1.0), with your clip norm"
+        )
     if getattr(clip, "sensitivity", None) is None:
         raise InputError(
-            "this transform has no `sensitivity`, so its output is not bounded: use "
-            "clip_by_l2_norm, normalize or clip_per_layer, or end a bam.chain (not optax.chain) "
-            "with one of them"
+            "this transform has no `sensitivity`, so its output is not bounded, as with "
+            "optax.clip_by_global_norm(C): use bam.clip_by_l2_norm(C), normalize or "
+            "clip_per_layer, or end a bam.chain (not optax.chain) with one of them"
         )
     clip = cast(Clip, clip)
     return BoundedTransformation(

@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int32, PyTree
 from bam.core import grid, places, pytree, scalars
 from bam.core.chacha import check_step
 from bam.core.clipping import Bound, Bounded, Transform, as_declared, bound_of, is_within
+from bam.core.example_loss import checked
 from bam.core.gaussian import GaussianNoise
 from bam.core.program import as_partial, compiled_once
 from bam.core.pytree import Grads, Params
@@ -91,9 +92,10 @@ def clipped_sum(
 
     Raises:
       TypeError: if a gradient, or the clip's result, is not of real floating-point numbers.
-      InputError: if `clip` declares no `sensitivity`, `microbatch_size` is below 1, the rows of
-        `batch` and `mask` disagree, the mesh has more than one axis or an explicit one, or the
-        noise is below S / 512 (S · B / 2^26 for more than 131,072 rows), which could hide nothing.
+      InputError: if `clip` declares no `sensitivity`, `grad_fn` returns a pair as
+        `jax.value_and_grad` does, `microbatch_size` is below 1, the rows of `batch` and `mask`
+        disagree, the mesh has more than one axis or an explicit one, or the noise is below S / 512
+        (S · B / 2^26 for more than 131,072 rows), which could hide nothing.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -106,6 +108,11 @@ def clipped_sum(
       [0.6 1.3] [5.  0.5 0. ]
     """
     clip, microbatch_size = as_declared(clip), scalars.count("microbatch_size", microbatch_size)
+    if not callable(grad_fn):
+        raise InputError(
+            f"grad_fn must be a function (params, example) -> gradient, got a "
+            f"{type(grad_fn).__name__}: pass the `grad` of an oracle"
+        )
     clip_state = clip.init(params) if clip_state is None else clip_state
     # Without noise the sum is of floats.
     if noise is not None and scalars.is_known(noise.std) and noise.std == 0:
@@ -137,8 +144,20 @@ def _clipped_sum(
     microbatch_size: int,
     mesh: jax.sharding.Mesh | None,
 ) -> tuple[PyTree, Float[Array, " batch"]]:
+    def gradient(params: Params, example: PyTree) -> Grads:
+        grads = grad_fn(params, example)
+        like = [jax.tree.structure(x) for x in (params, grads)]
+        # A pair with a gradient in it would be clipped as one, the loss or the figures with it.
+        is_pair = isinstance(grads, tuple) and len(grads) == 2 and like[0] != like[1]
+        if is_pair and like[0] in map(jax.tree.structure, grads):
+            raise InputError(
+                "grad_fn returns a pair with a gradient in it, as jax.value_and_grad and has_aux "
+                "do, and both would be clipped together: return the gradient alone, by jax.grad"
+            )
+        return grads
+
     return per_example_sum(
-        grad_fn,
+        gradient,
         params,
         batch,
         bound=bound_of(clip, clip_state),
@@ -184,7 +203,7 @@ def _plain_sum(
     batch_size, size, mask = _checked(batch, mask, microbatch_size, mesh)
 
     def microbatch_grad(params: Params, microbatch: PyTree) -> tuple[Grads, Float[Array, ""]]:
-        total_loss = functools.partial(pytree.sum_of_real, loss_fn)
+        total_loss = functools.partial(pytree.sum_of_real, checked(loss_fn))
         return jax.grad(total_loss)(params, *microbatch), jnp.zeros(())
 
     microbatches: PyTree = jax.tree.map(

@@ -36,7 +36,8 @@ def check_keys(key: PyTree, step: PyTree = 0) -> None:
     if not isinstance(key, jax.core.Tracer):
         _refuse(
             "the noise key is a constant of the traced function, or vmap does not map over it: "
-            "pass the key, or the state that holds it, as an argument and map over it"
+            "pass the key, or the state that holds it, as an argument and map over it. A wrapper "
+            "such as optax.apply_if_finite goes around the optimizer after the noise alone"
         )
     # Under `vmap` alone the values are there; `jit` and `grad` hide them.
     keys, steps = _mapped_values(key), _mapped_values(step)

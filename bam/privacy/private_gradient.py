@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,11 @@ from bam.core.program import STATIC
 from bam.core.pytree import Grads, Params
 from bam.errors import InputError
 from bam.privacy.plan import PrivacyPlan
+
+FIRST_PRIVATE = (
+    "A batch is no gradient, which TrainState.apply_gradients and nnx.Optimizer.update take: first "
+    "call the private transform's update, then give its result to the optimizer"
+)
 
 ExampleOf = Callable[[PyTree], PyTree]
 # Names, each with its function from the parameters and an example to a number.
@@ -53,6 +58,10 @@ class DrawnBatch(NamedTuple):
     mask: Bool[Array | np.ndarray, "rows ..."]
     step: Int32[Array | np.ndarray, ""]
     tag: UInt32[Array | np.ndarray, "2"]
+
+    def __contains__(self, key: object) -> NoReturn:
+        """Raises a TypeError: Flax's `TrainState` asks this of gradients."""
+        raise TypeError(FIRST_PRIVATE)
 
 
 class PrivateState(NamedTuple):

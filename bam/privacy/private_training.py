@@ -37,6 +37,7 @@ from bam.privacy.clip_words import in_words
 from bam.privacy.gradient_norms import gradient_norms
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.private_gradient import (
+    FIRST_PRIVATE,
     DrawnBatch,
     PrivateState,
     batch_of,
@@ -267,7 +268,8 @@ class PrivateTraining:
             if not np.shape(leaf) or len(leaf) != num:
                 raise InputError(
                     f"the plan is for {expected}, but an array of the data has shape "
-                    f"{np.shape(leaf)}"
+                    f"{np.shape(leaf)}: give arrays with a row for each; np.asarray makes them of "
+                    "lists"
                 )
         dtypes = [getattr(x, "dtype", "") for x in leaves]
         parts = zip(pytree.names(data), dtypes, leaves, strict=True)
@@ -362,6 +364,11 @@ class PrivateTraining:
             `vmap` of anything that the gradient depends on, in `shard_map` and `pmap`, and after
             `close`, which a program that you compiled before cannot notice.
         """
+        if not isinstance(oracle, Method):
+            raise InputError(
+                "private.gradient takes a method, not a loss or its gradient: write "
+                f"private.gradient(bam.dp_sgd(loss_fn)), got a {type(oracle).__name__}"
+            )
         with_loss = getattr(oracle, "with_loss", None)
         if with_loss is None and (self._groups is not None or self._trainable):
             raise InputError(
@@ -400,13 +407,7 @@ class PrivateTraining:
         def update(
             batch: DrawnBatch, state: PrivateState, params: Params | None = None
         ) -> tuple[Grads, PrivateState]:
-            if not isinstance(batch, DrawnBatch) or params is None:
-                # `optax.MultiSteps` gives arrays of the parameters' shapes, while JAX traces.
-                raise TypeError(
-                    "a private gradient needs update(batch, state, params) with a batch of "
-                    f"PrivateTraining.batches(data), got {type(batch).__name__}"
-                    + (f". {NO_MULTI_STEPS}" if tracing.being_traced() else "")
-                )
+            _check_arguments(batch, state, params)
             with self.run.in_use():
                 self._check_rows(batch)
             tracing.check_one_program("a PrivateTraining")
@@ -450,8 +451,17 @@ class PrivateTraining:
             or facts != [((), np.int32), ((2,), np.uint32)]
         ):
             raise InputError(
-                "mask, step or tag of this batch were changed: only its examples may be"
+                "mask, step or tag of this batch were changed, as by an optax transform before the "
+                "private one, which must come first: only the batch's examples may be changed"
             )
+        for name, x in zip(
+            pytree.names(batch.examples), jax.tree.leaves(batch.examples), strict=True
+        ):
+            if getattr(getattr(x, "dtype", None), "kind", "") in "OSUT" or isinstance(x, str):
+                raise InputError(
+                    f"{name or 'the data'} is an array of texts or objects, which JAX does not "
+                    "take: give numbers, such as labels by names.index(label), names a public list"
+                )
         if self._row_shapes is None:
             return
         rows = [np.shape(x) for x in jax.tree.leaves(batch.examples)]
@@ -617,6 +627,26 @@ class PrivateTraining:
 def _given(**arguments: tuple[Any, Any]) -> dict[str, Any]:
     """Returns the arguments, each with its default, that are not at their default."""
     return {name: value for name, (value, default) in arguments.items() if value != default}
+
+
+def _check_arguments(batch: Any, state: Any, params: Any) -> None:
+    """TypeError if these are not the arguments of a private gradient's `update`."""
+    if not isinstance(batch, DrawnBatch):
+        # `optax.MultiSteps` gives arrays of the parameters' shapes, while JAX traces.
+        raise TypeError(
+            "a private gradient needs update(batch, state, params) with a batch of "
+            f"PrivateTraining.batches(data), got {type(batch).__name__}. "
+            + (NO_MULTI_STEPS if tracing.being_traced() else FIRST_PRIVATE)
+        )
+    if params is None:
+        raise TypeError(
+            "a private gradient needs the parameters: write tx.update(batch, state, params)"
+        )
+    if not isinstance(state, PrivateState):
+        raise TypeError(
+            "a private gradient needs the state of tx.init(params), got "
+            f"{type(state).__name__}: write tx.update(batch, state, params)"
+        )
 
 
 def _placed(tree: PyTree, sharding: NamedSharding | None) -> PyTree:
