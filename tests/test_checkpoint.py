@@ -115,7 +115,7 @@ def test_how_often_a_run_is_looked_at_may_change(experiment, stopped):
 
 def test_two_runs_cannot_write_to_one_folder(experiment, tmp_path):
     def intrude():
-        with pytest.raises(BlockingIOError, match="another process is writing in"):
+        with pytest.raises(BlockingIOError, match="is in use in this process"):
             loop.train(experiment, 0, tmp_path / "run")
         return True
 

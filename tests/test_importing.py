@@ -134,7 +134,7 @@ def test_two_imports_at_once_into_one_folder_put_no_image_twice_into_training(fo
     out, other = tmp_path / "out", OPTIONS._replace(test_share=0.5)
 
     def second(num_written, num):
-        refused("another process is writing in .*out", made, folder, out, kind=BlockingIOError)
+        refused("out is in use in this process", made, folder, out, kind=BlockingIOError)
         refused("choose another --out", made, folder, out, other, kind=DataError)
 
     made(folder, out, on_shard=second)

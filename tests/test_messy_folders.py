@@ -383,7 +383,11 @@ TABLES = {
     "COCO, two categories": ((".json", COCO.replace('"image_id": 2', '"image_id": 1')),
         "!annotation 2: image '1' has two labels, 'A' and 'B': .*a column for each", ""),
     "COCO, boxes": ((".json", COCO.replace('"id": 9', '"bbox": [1, 2, 3, 4]')),
-        "!annotation 1 has a bbox: only labels of whole images", ""),
+        "test:B 1, train:A 1", r"annotations are of parts of images \(bbox\): the label of an im"),
+    "COCO, boxes of two categories": ((".json", COCO.replace('"image_id": 2', '"image_id": 1')
+        .replace('"id": 9', '"bbox": [1, 2, 3, 4]')), "!image '1' has two labels", ""),
+    "COCO, captions": ((".json", COCO.replace('"id": 9', '"caption": "a cat"')),
+        "!annotation 1 has a caption: only categories are read", ""),
     "COCO, an empty outline": ((".json", COCO.replace('"id": 9', '"segmentation": []')),
         "test:B 1, train:A 1", ""),
     "COCO, two images of an id": ((".json", COCO.replace('"id": 2, "file"', '"id": 1, "file"')),

@@ -243,6 +243,37 @@ def test_a_path_without_weights_is_one_line(path, tmp_path, monkeypatch):
     refused("weights|no such file", finetune.load, path, "", {}, kind=FileNotFoundError)
 
 
+def test_a_path_that_is_no_file_of_weights_is_told_which_is(tmp_path):
+    load = lambda path: finetune.load(str(path), "", {})  # noqa: E731
+    hub = "no such file: give a .safetensors file of this machine, because names of a hub are not"
+    refused(hub, load, "timm/vit_tiny_patch16_224", kind=FileNotFoundError)
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    message = "has no weights.safetensors: give the file, as .*model.safetensors"
+    refused(message, load, tmp_path, kind=FileNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("file", "stored", "message"),
+    [
+        ("a", {"norm/bias": 2, "head/bias": 1000}, "at random by --config.init_fresh=^head"),
+        ("a", {"norm/bias": 2}, "lacks head/bias: to .* at random add --config.init_fresh=^head"),
+        ("a", {"norm/bias": 2, "head/bias": 3, "old/a": 1}, "leave .*--config.init_fresh=^old"),
+        (
+            "a",
+            {"fc_norm/bias": 2, "head/bias": 3},
+            "has fc_norm/bias instead: give weights of this",
+        ),
+        ("a-00001-of-00002", {"norm/bias": 2}, "lacks head/bias: join the files of all parts"),
+    ],
+)
+def test_weights_of_other_layers_are_told_what_begins_at_random(file, stored, message, tmp_path):
+    path = tmp_path / f"{file}.safetensors"
+    like = {"norm": {"bias": np.ones(2, np.float32)}, "head": {"bias": np.ones(3, np.float32)}}
+    arrays = {name: np.ones(size, np.float32) for name, size in stored.items()}
+    path.write_bytes(safetensors.numpy.save(arrays))
+    refused(message.replace("^", r"\^"), finetune.load, str(path), "", like)
+
+
 def test_nothing_but_safetensors_is_read(tmp_path):
     header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [2], "data_offsets": [0, 2]}}).encode()
     narrow = len(header).to_bytes(8, "little") + header + b"ab"
@@ -257,6 +288,7 @@ def test_nothing_but_safetensors_is_read(tmp_path):
         (b"<html>", "a web page"),
         (b"PK\x03\x04" + bytes(9), "a zip file"),
         (pickle.dumps({"a": 1}, 2), "a pickle"),
+        (b'{\n "metadata": {}}', "a JSON file: give the .safetensors file beside it"),
         (narrow, "NumPy's types: save its weights of F8_E4M3 as F32"),
         (narrow[:-1], "damaged, cut short or not a safetensors file: download it again"),
     ):
@@ -302,7 +334,10 @@ def test_a_header_of_any_length_is_one(length, tmp_path):
         ({"trainable": "("}, r"'\(' is not a regular expression"),
         ({"init_fresh": HEAD}, "init_fresh needs --config.init_from=FILE"),
         ({"init_fresh": "Conv", "init_from": "FILE"}, "init_fresh=Conv matches no parameter of"),
-        ({"init_from": "/nowhere/at/all"}, "No such file .*/nowhere/at/all"),
+        (
+            {"init_from": "/nowhere/at/all"},
+            "/nowhere/at/all: no such file: give a .safetensors file of this",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(overrides, message, file):

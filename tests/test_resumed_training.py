@@ -265,7 +265,7 @@ def test_a_training_goes_on_by_its_version_of_bam_alone(tmp_path, of_plan):
 
 def test_a_folder_is_one_trainings_and_one_processs_at_a_time(folder, tmp_path):
     private, _, tree = resume(folder)
-    with pytest.raises(BlockingIOError, match="another process is writing in"):
+    with pytest.raises(BlockingIOError, match="is in use in this process"):
         resume(folder)
     with pytest.raises(ValueError, match="this training is already saved in"):
         private.save(tmp_path / "elsewhere", tree)

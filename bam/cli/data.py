@@ -27,6 +27,7 @@ from bam.text import have, plural
 VERBS = ("import", "show")
 # Kind of labels -> loss; "": the loss of the config.
 LOSSES = {"class": "", "several": "binary", "number": "squared_error"}
+MOST_LINES = 5  # about files that are left out for one reason
 GROUP_SIZE = 4  # images of a user, in the printed command
 
 
@@ -89,6 +90,7 @@ def _listed(flags: FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
             may_lack="PatientID" if flags.user_column == "PatientID" else "",
             number=flags.number,
             use_masks=flags.masks,
+            may_be_blank=any(x.startswith(":") for x in flags.map),
         )
     else:
         users = _users_from(flags)
@@ -111,8 +113,11 @@ def _mapped(
     replacements = dict[str, str]()
     for pair in pairs:
         old, _, new = pair.rpartition(":")
-        if not (old and new) or old in replacements:
-            raise InputError(f"--map={pair}: expected FROM:TO, each FROM once, as --map=yes:1,no:0")
+        if ":" not in pair or not new or old in replacements:
+            raise InputError(
+                f"--map={pair}: expected FROM:TO, each FROM once, as --map=yes:1,no:0, or :0 for "
+                "blanks"
+            )
         replacements[old] = new
     parts = lambda label: label.split(separator) if separator else [label]  # noqa: E731
     present = {part for x in examples for part in parts(x.label)}
@@ -167,9 +172,7 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
             "stored, which may be turned or mirrored (NOT PRIVATE)"
         )
     log(*_lost(manifest), *_unused(examples, options, manifest))
-    for file, reason in manifest["left_out"].items():
-        reader = listing.READ_BY.get(listing.suffix_of(file), "")
-        log(f"left out: {file} ({reason.rpartition(': ')[2]}{reader and '; '}{reader})")
+    log(*_left_out(manifest["left_out"], f"; {out / importing.MANIFEST} lists all"))
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     log(
         f"{plural(listed.num_images, 'image')}: {train:,} to train, {test:,} to test, "
@@ -180,6 +183,25 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
         ),
         f"train on them: {_command(out, manifest, kind)}",
     )
+
+
+def _left_out(reasons: dict[str, str], more: str = "") -> list[str]:
+    """Lines about the files that were not read: one a file, or one a reason of many files.
+
+    `more` says at the end of the latter where all names are.
+    """
+    by_reason = dict[str, list[str]]()
+    for file, reason in reasons.items():
+        reader = listing.READ_BY.get(listing.suffix_of(file), "")
+        why = f"{reason.rpartition(': ')[2]}{reader and '; '}{reader}"
+        by_reason.setdefault(why, []).append(file)
+    lines = []
+    for why, names in by_reason.items():
+        if len(names) <= MOST_LINES:
+            lines += [f"left out: {file} ({why})" for file in names]
+        else:
+            lines.append(f"left out: {len(names):,} files, as {names[0]} ({why}){more}")
+    return lines
 
 
 def _in_order(name: str) -> tuple[bool, int, str]:
@@ -264,14 +286,14 @@ def _with_patients(
 
     DataError for a PatientID of two issuers: as a rule of two hospitals that count alike.
     """
-    with_user, left_out, issuers = [], [], dict[str, str]()
+    with_user, left_out, issuers = [], dict[str, str](), dict[str, str]()
     for example in examples:
         try:
             written, issuer = pixels.dicom_user(folder / example.file)
         except DataError as error:
             if strict:
                 raise
-            left_out.append(f"left out: {example.file} ({str(error).rpartition(': ')[2]})")
+            left_out[example.file] = str(error)
             continue
         user = checked_id(written, str(folder / example.file))
         if issuer and (other := issuers.setdefault(user, issuer)) != issuer:
@@ -283,7 +305,7 @@ def _with_patients(
         with_user.append(example._replace(user=user, written=written))
     if not with_user:
         raise DataError(f"{folder}: no DICOM file with a PatientID: leave out --user_column")
-    log(*left_out)
+    log(*_left_out(left_out))
     return with_user
 
 

@@ -399,7 +399,7 @@ are public.
                 "target_scale", 1.0, "with --number: a public number near their spread; the model "
                 "learns (label - offset) / scale",
             ),
-            Flag("map", (), "FROM:TO: replace labels, as yes:1,no:0"),
+            Flag("map", (), "FROM:TO: replace labels, as yes:1,no:0, or blank ones, as :0"),
             Flag(
                 "user_from",
                 "",

@@ -146,7 +146,7 @@ def _clipped_sum(
 ) -> tuple[PyTree, Float[Array, " batch"]]:
     def gradient(params: Params, example: PyTree) -> Grads:
         grads = grad_fn(params, example)
-        like = [jax.tree.structure(x) for x in (params, grads)]
+        like: list[Any] = [jax.tree.structure(x) for x in (params, grads)]
         # A pair with a gradient in it would be clipped as one, the loss or the figures with it.
         is_pair = isinstance(grads, tuple) and len(grads) == 2 and like[0] != like[1]
         if is_pair and like[0] in map(jax.tree.structure, grads):

@@ -291,8 +291,8 @@ def _wrong(label: str, options: Options) -> str:
         return "is too large for float32: set --target_offset and --target_scale"
     values = label.split(",")
     if options.kind == "several" and not (len(values) == len(names) and {*values} <= {"0", "1"}):
-        is_text = len(values) == len(names) and not all(map(_finite, values))
-        hint = "; --map=yes:1,no:0 converts other words" if is_text else ""
+        is_other = len(values) == len(names)
+        hint = "; --map=yes:1,no:0,-1:0 converts words and other numbers" if is_other else ""
         return f"is not a 0 or 1 for each of {names}{hint}"
     return ""
 

@@ -30,6 +30,7 @@ SPLIT_NAMES = {
     **dict.fromkeys(("val", "valid", "validation"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
+ZEROS_AND_ONES = {"True": "1", "False": "0", "1.0": "1", "0.0": "0"}
 # Files that systems and programs leave in folders, besides names that begin with a dot.
 JUNK = {
     "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "$recycle.bin", "icon\r",
@@ -202,6 +203,7 @@ def in_table(
     may_lack: str = "",
     number: bool = False,
     use_masks: bool = False,
+    may_be_blank: bool = False,
 ) -> Listed:
     """The images that a table names.
 
@@ -219,6 +221,7 @@ def in_table(
       number: whether labels are numbers. If a comma does not separate the values of the table,
         numbers may have a decimal comma.
       use_masks: as for `in_class_folders`.
+      may_be_blank: whether a label may be blank, because the caller replaces it.
 
     Raises:
       DataError: for a column or a file that does not exist, a row that lacks a value, and a file in
@@ -228,15 +231,14 @@ def in_table(
     examples, tables = list[Example](), _tables(folder, table)
     top = os.path.realpath(folder)
     inside = [x for x, _ in tables if Path(os.path.realpath(x)).is_relative_to(top)]
-    if also := _in_words(+(ignored - Counts(suffix_of(x.name) for x in inside))):
-        log(f"ignored: {also}")
     for path, split in tables:
         names = ",".join([*columns.values(), "file_name"]).split(",")  # see `_present`
         lines = rows.read(path, names, log)
         if len(lines.values) + len(examples) > limit:
             raise DataError(f"{path}: more than {limit:,} rows")
         present = _present(columns, lines.header, may_lack)
-        new = _in_rows(folder, path, lines, present, _finder(folder, path, images))
+        find = _finder(folder, path, images)
+        new = _in_rows(folder, path, lines, present, find, may_be_blank)
         if not new:
             raise DataError(f"{path}: has no rows")
         if number and lines.has_commas:
@@ -250,6 +252,10 @@ def in_table(
     used = {_identity(folder / x.file) for x in examples}
     on_disk = {_identity(x): x for x in reversed(images)}
     unused = +Counts({MORE_NAMES: len(images) - len(on_disk)})
+    # A row may name a file whose suffix is none of an image.
+    named = [*map(str, inside), *used.difference(on_disk)]
+    if also := _in_words(+(ignored - Counts(suffix_of(os.path.basename(x)) for x in named))):
+        log(f"ignored: {also}")
     if rest := sorted(path for identity, path in on_disk.items() if identity not in used):
         unused["in no row of the table"] = len(rest)
         first = rows.printable(str(rest[0].relative_to(folder)))
@@ -299,6 +305,7 @@ def _in_rows(
     lines: rows.Rows,
     columns: dict[str, str],
     find: Callable[[str, str], str],
+    may_be_blank: bool,
 ) -> list[Example]:
     """An example for each row that is not blank; `find` gives the path of a file."""
     header, examples = lines.header, list[Example]()
@@ -316,10 +323,17 @@ def _in_rows(
             values["user"] = _users(row, indices["user"], f"{location}: {columns['user']}")
         for field, cells in values.items():
             # "NA" may be the name of a class, but not of a file, a user or a split.
-            if any(not x if field == "label" else is_missing(x) for x in cells):
-                raise DataError(f"{location} lacks a value of {columns[field]}")
-        if len(values["label"]) > 1:  # booleans of Parquet or JSON become zeros and ones
-            values["label"] = [{"True": "1", "False": "0"}.get(x, x) for x in values["label"]]
+            names = columns[field].split(",")
+            lacks = [
+                name
+                for name, x in zip(names, cells, strict=True)
+                if (not x and not may_be_blank if field == "label" else is_missing(x))
+            ]
+            if lacks:
+                blanks = "; --map=:0 makes zeros of blanks" * (field == "label" and len(names) > 1)
+                raise DataError(f"{location} lacks a value of {short_list(lacks)}{blanks}")
+        if len(values["label"]) > 1:  # zeros and ones as JSON, Parquet and pandas write them
+            values["label"] = [ZEROS_AND_ONES.get(x, x) for x in values["label"]]
         # Of users not by a comma: "1" and "12e5" would look like the rounded number 1,12e5.
         joined = {k: ("|" if k == "user" else ",").join(cells) for k, cells in values.items()}
         example = Example(**joined, row=number, written=written)
@@ -437,12 +451,21 @@ def _check_classes(
         names = (*_TABLES, *beside)
         tables = [name for name in names if _tables(folder, Path(name))[0][0].is_file()]
         hint = f"; {tables[0]} may name them: --labels={tables[0]} --classes=…" if tables else ""
+        if set(beside) & {"train.parquet", "test.parquet"}:
+            hint = "; if Parquet files hold the images, import nothing, and add to bam train "
+            hint += f"--config.dataset.source=parquet --config.dataset.path={folder}"
         raise DataError(f"{folder}: no folder of a class with images in it{also}{hint}")
     for name in labels:
-        num = "one image" if images[name] else "no image"
-        if "\\udc" in name or images[name] < least:
-            why = "a name that is not UTF-8" if "\\udc" in name else f"{num}; a class needs two"
-            raise DataError(f"{folder}: class {name} has {why}: {counts}{also}")
+        if "\\udc" in name:
+            raise DataError(f"{folder}: class {name} has a name that is not UTF-8{also}")
+    if few := [name for name in labels if images[name] < least]:
+        num, more = "one image" if images[few[0]] else "no image", ""
+        if few[1:]:
+            more = f", as {'have' if few[2:] else 'has'} {short_list(few[1:])}"
+        raise DataError(
+            f"{folder}: class {few[0]} has {num}{more}; a class needs two images, so move the "
+            f"folders of others away. Images of each class: {counts}{also}"
+        )
     same = Counts(name.strip().casefold() for name in labels)
     odd = [
         name
@@ -636,6 +659,7 @@ def _finder(folder: Path, table: Path, images: Sequence[Path]) -> Callable[[str,
     if Path(bases[1]).is_relative_to(top):
         bases.reverse()  # a table in the folder of a split names the files beside it
     index = collections.defaultdict[str, set[str]](set)  # in lower case, with or without suffix
+    below = collections.defaultdict[str, set[str]](set)  # the same of names without their folders
 
     def key(path: str | Path) -> str:
         return rows.normal(os.path.relpath(path, top)).casefold()
@@ -651,9 +675,15 @@ def _finder(folder: Path, table: Path, images: Sequence[Path]) -> Callable[[str,
                     return file
         # Filled for the first path that does not exist as written: most tables need no index.
         for image in () if index else images:
+            file = rows.printable(str(image.relative_to(folder)))
             for name in (image, image.with_suffix("")):
-                index[key(name)].add(rows.printable(str(image.relative_to(folder))))
+                index[key(name)].add(file)
+                if Path(os.path.abspath(image)).is_relative_to(bases[0]):
+                    below[rows.normal(name.name).casefold()].add(file)
         meant = sorted(set[str]().union(*(index.get(key(x), ()) for x in paths)))
+        # A name without folders may be that of a file in any folder, as of HAM10000's two.
+        if not meant and not set("/\\") & set(text):
+            meant = sorted(below[rows.normal(text).casefold()])
         if len(meant) == 1:
             return meant[0]
         choices = f"; several could be meant: {short_list(meant)}" if meant else ""
@@ -682,8 +712,8 @@ class Tree(NamedTuple):
 def tree(folder: Path) -> Tree:
     """The images and folders below a folder, sorted by name."""
     if not folder.is_dir():
-        is_file = "a file, not a folder: unpack it" if folder.is_file() else "no such folder"
-        raise DataError(f"{folder}: {is_file}")
+        is_file = f"a file, not a folder: {_for_file(folder)}"
+        raise DataError(f"{folder}: {is_file if folder.is_file() else 'no such folder'}")
     listed = Tree([], [], Counts(), {})
     top = Path(os.path.realpath(folder))
     walked = {str(x): folder for x in (top, *top.parents)}
@@ -727,6 +757,23 @@ def tree(folder: Path) -> Tree:
     listed.images.sort()
     listed.folders.sort()
     return listed
+
+
+def _for_file(file: Path) -> str:
+    """What to do with a file that was given for a folder of images."""
+    match suffix_of(file.name):
+        case ".parquet" | ".pq":
+            return (
+                "if it holds the images, name it train.parquet, put test.parquet beside it, and "
+                "add --config.dataset.source=parquet --config.dataset.path=FOLDER to bam train"
+            )
+        case suffix if suffix in rows.SUFFIXES:
+            return f"give the folder of the images it names, and --labels={file}"
+        case ".npy" | ".npz":
+            return "save each image as a file of its own, PNG or .npy, in FOLDER/CLASS"
+        case suffix if suffix in SUFFIXES:
+            return "give the folder of the classes, FOLDER/CLASS/IMAGE"
+    return "unpack it"
 
 
 def _is_junk(name: str) -> bool:

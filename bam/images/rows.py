@@ -25,8 +25,8 @@ SUFFIXES = (".csv", ".tsv", ".parquet", ".pq", ".jsonl", ".ndjson", ".json")
 _COCO = ("images", "annotations", "categories")
 # Names of columns that may name persons.
 IDS = re.compile(r"(patient|person|subject|participant|user|client|owner)|(^|_)p?id$", re.I)
-# Keys of annotations for a part of an image, or for text.
-_PARTS = ("bbox", "segmentation", "keypoints", "segments_info", "caption")
+# Keys of annotations for a part of an image.
+_PARTS = ("bbox", "segmentation", "keypoints", "segments_info")
 
 
 class Rows(NamedTuple):
@@ -131,11 +131,12 @@ def _from_json(table: Path, log: Log) -> Rows:
                 raise DataError(f"{table}: {kind} {number} {why}")
             seen.add(identity)
     names = {text(x.get("id")): text(x.get("name")) for x in categories}
-    labels: dict[str, str] = {}
+    labels, of_parts = dict[str, str](), set[str]()
     for number, one in enumerate(annotations, 1):
         location = f"{table}: annotation {number}"
-        if more := [x for x in _PARTS if one.get(x)]:
-            raise DataError(f"{location} has a {more[0]}: only labels of whole images are read")
+        if one.get("caption"):
+            raise DataError(f"{location} has a caption: only categories are read")
+        of_parts |= {x for x in _PARTS if one.get(x)}
         image, category = text(one.get("image_id")), text(one.get("category_id"))
         if category not in names:
             raise DataError(f"{location}: no category has the id {category!r}")
@@ -144,6 +145,11 @@ def _from_json(table: Path, log: Log) -> Rows:
                 f"{location}: image {image!r} has two labels, {labels[image]!r} and "
                 f"{names[category]!r}: for several labels use a table with a column for each"
             )
+    if of_parts:
+        log(
+            f"{table}: annotations are of parts of images ({', '.join(sorted(of_parts))}): the "
+            "label of an image is the one category of its annotations"
+        )
     if more := sorted(labels.keys() - {text(x.get("id")) for x in images}):
         raise DataError(f"{table}: an annotation names image {more[0]!r}, but no image has this id")
     return _from_objects(table, [{**x, "label": labels.get(text(x.get("id")), "")} for x in images])

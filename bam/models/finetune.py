@@ -5,6 +5,7 @@ are frozen: they have no gradient, no noise and no optimizer state.
 """
 
 import hashlib
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +30,8 @@ with needs("train"):
 
 
 LIMIT = 2**37  # most bytes of a file of weights
+SHARD = r"-\d+-of-\d+\."  # in the name of a file with a part of a model's weights
+JOIN = "join the files of all parts of these weights in one"
 
 
 class Weights(NamedTuple):
@@ -102,7 +105,7 @@ def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] =
             raise InputError("--config.init_fresh needs --config.init_from=FILE")
         return Weights({}, "")
     path = file_of(init_from)
-    path.stat()  # raises an OSError if there is no file
+    _check_exists(path, init_from)
     content = files.read_bytes(path, LIMIT)
     arrays = pretrained.renamed(pretrained.tensors(content, path))
     needed = traverse_util.flatten_dict(like, sep="/")
@@ -114,22 +117,35 @@ def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] =
     arrays = pretrained.fitted(arrays, needed, shape)
     common = sorted(needed.keys() & arrays.keys())
     kind = lambda x: f"{np.dtype(x.dtype).name}{list(x.shape)}"  # noqa: E731
-    add = "to initialise them at random add --config.init_fresh=REGEX"
-    for fault, names in (
-        (f"lacks {{}}: {add}", needed.keys() - arrays.keys()),
-        ("has parameters that the model lacks: {}", arrays.keys() - needed.keys()),
-        (
-            "has other shapes or types than the model: {}",
-            [
-                f"{name} {kind(arrays[name])}, not {kind(needed[name])}"
-                for name in common
-                if kind(arrays[name]) != kind(needed[name])
-            ],
-        ),
-        ("has NaN or infinity in {}", [k for k in common if not np.all(np.isfinite(arrays[k]))]),
-    ):
-        if names:
-            raise InputError(f"{path} {fault.format(_in_line(names))}")
+    lacking, surplus = needed.keys() - arrays.keys(), arrays.keys() - needed.keys()
+    others = [name for name in common if kind(arrays[name]) != kind(needed[name])]
+    if lacking and surplus:
+        remedy = "give weights of this model; init_fresh would begin at random what was trained"
+        remedy = JOIN if re.search(SHARD, path.name) else remedy
+        raise InputError(
+            f"{path} lacks {_in_line(lacking)}, and has {_in_line(surplus)} instead: {remedy}"
+        )
+    if lacking:
+        if re.search(SHARD, path.name):
+            raise InputError(f"{path} lacks {_in_line(lacking)}: {JOIN}")
+        raise InputError(
+            f"{path} lacks {_in_line(lacking)}: to initialise them at random add "
+            f"--config.init_fresh={_pattern_of(lacking)}"
+        )
+    if surplus:
+        raise InputError(
+            f"{path} has parameters that the model lacks: {_in_line(surplus)}: give weights of "
+            f"this model, or leave these out by --config.init_fresh={_pattern_of(surplus)}"
+        )
+    if others:
+        kinds = [f"{x} {kind(arrays[x])}, not {kind(needed[x])}" for x in others]
+        raise InputError(
+            f"{path} has other shapes or types than the model: {_in_line(kinds)}: if it is the "
+            "layer for other classes, initialise it at random by "
+            f"--config.init_fresh={_pattern_of(others)}"
+        )
+    if wrong := [x for x in common if not np.all(np.isfinite(arrays[x]))]:
+        raise InputError(f"{path} has NaN or infinity in {_in_line(wrong)}")
     return Weights(arrays, _sha256(content))
 
 
@@ -173,6 +189,27 @@ def _matching(key: str, pattern: str, leaves: JsonMapping) -> set[str]:
         names_of_model = _in_line(leaves, 8)
         raise InputError(f"--config.{key}={pattern} matches no parameter of {names_of_model}")
     return names
+
+
+def _check_exists(path: Path, given: str) -> None:
+    """FileNotFoundError if there is no file of weights, with the one that may be meant."""
+    if path.exists():
+        return
+    folder = files.user_path(given)
+    if beside := sorted(folder.glob("*.safetensors")) if folder.is_dir() else []:
+        raise FileNotFoundError(f"{folder} has no {path.name}: give the file, as {beside[0]}")
+    raise FileNotFoundError(
+        f"{path}: no such file: give a .safetensors file of this machine, because names of a hub "
+        "are not downloaded"
+    )
+
+
+def _pattern_of(names: Collection[str]) -> str:
+    """A regular expression for the layers of these parameters, up to three of them."""
+    layers = sorted({name.rpartition("/")[0] or name for name in names})
+    if len(layers) > 3:
+        return "REGEX"
+    return f"'^({'|'.join(layers)})'" if layers[1:] else f"^{layers[0]}"
 
 
 def _in_line(names: Collection[str], most: int = 3) -> str:

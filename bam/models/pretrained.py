@@ -77,6 +77,7 @@ OTHERS = {
     rb"PK": "a zip file, as PyTorch or NumPy write it: save it as safetensors",
     rb"\x80[\x02-\x05]": "a pickle, as PyTorch writes it: save it as safetensors",
     rb"\x89HDF": "an HDF5 file: save it as safetensors",
+    rb'\s*\{\s*"': "a JSON file: give the .safetensors file beside it",
     rb"\Z": "empty",
 }
 
