@@ -311,7 +311,13 @@ def _one_line(file: Path) -> Iterator[None]:
         text = str(error).partition(" <_io")[0]  # Pillow names the stream
         text = text.partition(" - the dataset may")[0]  # pydicom guesses
         if lacks := re.search(r"'FileDataset' object has no attribute '(\w+)'", text):
-            raise DataError(f"{file}: the DICOM file has no {lacks[1]}") from error
+            raise DataError(
+                f"{file}: the DICOM file has no image, or a damaged one (no {lacks[1]})"
+            ) from error
+        if "force=True" in text:  # which is an argument of pydicom
+            raise DataError(
+                f"{file}: not a DICOM file, or its first bytes are lost; copy it again"
+            ) from error
         raise DataError(f"{file}: {type(error).__name__}: {text}") from error
 
 
