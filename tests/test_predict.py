@@ -240,7 +240,7 @@ def test_files_are_listed_once_without_junk_and_through_links(tmp_path):
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe.png")
     for name, message in (
-        ("empty", "no images in this folder"),
+        ("empty", "no images in this folder .*: name files without such a suffix one by one"),
         ("no", "no such"),
         ("pipe.png", "no such"),
     ):

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -282,7 +283,10 @@ def _wrong(label: str, options: Options) -> str:
     """The fault of a label, or ""."""
     names = list(options.classes)
     if options.kind == "class" and label not in names:
-        return f"is not one of the classes {names}"
+        parts = re.split(r"\s*[|;]\s*", label)
+        several = ", which have one label an image: give a column of zeros and ones for each class"
+        is_several = len(parts) > 1 and any(x in names for x in parts)
+        return f"is not one of the classes {names}{several * is_several}"
     if options.kind == "number" and not _finite(label):
         others = dict.fromkeys((label.replace(",", "."), rows.without_thousands(label)))
         hint = " or ".join(filter(_finite, others))

@@ -42,7 +42,10 @@ def images_of(paths: Sequence[Path]) -> dict[Path, str]:
             raise DataError(f"{path}: no such file or folder")
         files = sorted(listing.tree(path).images) if path.is_dir() else [path]
         if not files:
-            raise DataError(f"{path}: no images in this folder ({', '.join(listing.SUFFIXES)})")
+            raise DataError(
+                f"{path}: no images in this folder ({', '.join(listing.SUFFIXES)}): name files "
+                "without such a suffix one by one"
+            )
         images |= {file: _class_folder(file.relative_to(path).parts[:-1]) for file in files}
     return images
 
