@@ -1,5 +1,8 @@
 """A mistake in a loop of one's own is one line, which says what to write instead."""
 
+import subprocess
+import sys
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -162,7 +165,16 @@ def test_a_folder_that_this_process_uses_is_not_said_to_be_another_ones(tmp_path
     message = r"is in use in this process: close\(\) the PrivateTraining that uses it"
     refused(message, new, folder=tmp_path / "run", kind=BlockingIOError)
     first.close()
-    new(folder=tmp_path / "run").close()  # the control
+    # The control: of another process, it is said to be one.
+    code = "import sys; from pathlib import Path; from bam import files; "
+    code += "file = files.lock(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        message = "another process is writing in"
+        refused(message, new, folder=tmp_path / "run", kind=BlockingIOError)
+        other.stdin.close()
+    new(folder=tmp_path / "run").close()
 
 
 def test_a_sum_of_pairs_is_refused_instead_of_clipped_together():

@@ -13,7 +13,7 @@ from absl.flags import FlagValues
 from rich.console import Console
 from rich.progress import Progress
 
-from bam import files
+from bam import files, waits
 from bam.cli import command, jax_setup, screen
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
@@ -51,7 +51,9 @@ def see(flags: FlagValues, arguments: Sequence[str]) -> None:
     jax_setup.use_compilation_cache()
     _warn(metadata, preprocessing, [*images])
     empty, workers = list[Path](), os.cpu_count() or 1
-    outputs = predict.outputs_of(released, preprocessing, [*images], workers, empty.append)
+    # Standard output has the rows, unless they go to a file.
+    with waits.compiling(screen.show if flags.out else _say, "the network"):
+        outputs = predict.outputs_of(released, preprocessing, [*images], workers, empty.append)
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
         description = plural(len(images), "image")
         predicted = list(bar.track(outputs, len(images), description=description))
