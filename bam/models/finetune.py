@@ -120,7 +120,9 @@ def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] =
     lacking, surplus = needed.keys() - arrays.keys(), arrays.keys() - needed.keys()
     others = [name for name in common if kind(arrays[name]) != kind(needed[name])]
     if lacking and surplus:
-        remedy = "give weights of this model; init_fresh would begin at random what was trained"
+        remedy = (
+            "give weights of this model, because init_fresh would begin trained layers at random"
+        )
         remedy = JOIN if re.search(SHARD, path.name) else remedy
         raise InputError(
             f"{path} lacks {_in_line(lacking)}, and has {_in_line(surplus)} instead: {remedy}"

@@ -101,7 +101,7 @@ def check_clip(name: str, clip: Bounded, plan: PrivacyPlan, trained: PyTree) -> 
 def check_optimizer(name: str, optimizer: optax.GradientTransformation, trained: PyTree) -> None:
     """InputError if the optimizer does not take the parameters, or returns another tree."""
 
-    def updated(params: Params) -> tuple[Grads, PyTree]:
+    def updated(params: Params) -> tuple[PyTree, PyTree]:
         # The private gradient is float32 or wider, whatever the parameters are.
         grads = jax.tree.map(pytree.at_least_float32, params)
         return optimizer.update(grads, optimizer.init(params), params)
