@@ -203,7 +203,7 @@ def test_a_config_that_sets_no_option_is_as_it_was():
         ),
         (
             ("=digits:dp_sgd", ".clip.gamma=0.05"),
-            "clip l2 has no option 'gamma': its options: none; there is one with "
+            "clip l2 has no option 'gamma': its options: slack; there is one with "
             "--config.clip.name=normalize",
         ),
         (

@@ -14,6 +14,7 @@ from scipy import signal
 
 import bam
 from bam.audit import canary, checks, whole_run
+from bam.cli import clip_norm
 from bam.core import clipping, slots
 from bam.core.noise import GaussianNoiseState
 from bam.core.private_mean import PrivatizeState
@@ -26,7 +27,7 @@ from bam.training import config as base
 from bam.training import loop
 from tests import own_loop, runs
 from tests.audits import canary_config
-from tests.cases import assert_same_bits, mesh_of, stop_after, thoroughly
+from tests.cases import assert_same_bits, mesh_of, refused, stop_after, thoroughly
 
 SIZES = (2, 8, 256)
 CLIP_NORMS = (1.0, 0.7, 2e-12, 2.5e6)
@@ -531,3 +532,34 @@ def test_advice_names_a_clip_norm_only_where_the_median_was_seen():
     assert "C = 2 may be their median norm" in half and "try" not in half
     hidden = slots.advice(seen([0.95, 0.9, 0.8, 0.6]), 2.0)
     assert "hides" in hidden and "try" not in hidden
+
+
+# What a run tells of the next C.
+
+
+@pytest.mark.usefixtures("without_the_tests_type_checks")
+def test_shares_go_through_a_summary_unchanged():
+    norms = slots.gradient_norms(
+        [0.9, 0.8, 0.45, 0.2], noise_std=0.01, expected_batch_size=1e4, sampling_prob=0.1
+    )
+    record = json.loads(json.dumps({name: list(x) for name, x in slots.as_shares(norms).items()}))
+    assert slots.of_shares(record) == norms
+    for damaged in ({}, {"share_clipped": [1.0]}, {"share_clipped": "x"}, {**record, "y": [1]}):
+        refused("these are not shares", slots.of_shares, damaged)
+
+
+def test_a_finished_run_says_which_norm_half_of_its_gradients_have(tmp_path, capsys):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    refused("has no summary.json", clip_norm.advise, folder)
+    (folder / "summary.json").write_text("{}")
+    refused("train with --config.clip.slack=8", clip_norm.advise, folder)
+    means = [0.9, 0.8, 0.45, 0.2]
+    large = {"noise_std": 0.01, "expected_batch_size": 1e4, "sampling_prob": 0.1}
+    norms = slots.gradient_norms(means, **large)
+    shares = {name: list(x) for name, x in slots.as_shares(norms).items()}
+    (folder / "summary.json").write_text(json.dumps({"gradient_norms": shares}))
+    (folder / "config.json").write_text(json.dumps({"clip_norm": 2.0}))
+    clip_norm.advise(folder)
+    lines = capsys.readouterr().out
+    assert slots.advice(norms, 2.0) in lines.replace("\n", " ") and "adds its own ε" in lines

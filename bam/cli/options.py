@@ -152,6 +152,7 @@ same command on each of them with --coordinator (docs/accelerators.md).
 bam clip_norm --config=mnist:dp_sgd --public=digits
 bam clip_norm --config=mnist:dp_sgd --public=folder --path=DATA \\
   --num_classes=10 --quantile=0.9
+bam clip_norm --run=runs/private
 
 The command trains the config's model from scratch on the public data, without
 privacy, for a few steps. C is a quantile of the norms of its per-example
@@ -159,12 +160,14 @@ gradients there. The command prints the flags that set this C and record its
 origin. It uses nothing of the private data but the size and the channels of its
 images. Only you can know that the other data are public: they must not share an
 example with the private data.
+
+With --run it reads instead how many gradients a finished private run clipped,
+which a run with --config.clip.slack=8 tells within its ε.
 """,
         (
-            Flag(
-                "config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD", required=True
-            ),
-            Flag("public", "", "the public data set, as --config.dataset.name", required=True),
+            Flag("config", None, "NAME:METHOD of a shipped config, or FILE.py:METHOD"),
+            Flag("public", "", "the public data set, as --config.dataset.name"),
+            Flag("run", "", "folder of a finished run with slots, in place of public data"),
             Flag("source", "", "its source, as --config.dataset.source"),
             Flag("path", "", "its path, as --config.dataset.path"),
             Flag(
@@ -172,6 +175,16 @@ example with the private data.
             ),
             Flag("quantile", 0.5, "quantile of the gradient norms, above 0 and at most 1"),
             Flag("steps", 20, "training steps before the norms are measured", least=0),
+        ),
+        (
+            Rule(
+                lambda values: bool(values.run) != bool(values.public),
+                "give --config and --public, or --run",
+            ),
+            Rule(
+                lambda values: bool(values.run) != bool(values.config),
+                "--config belongs to --public: give both, or --run alone",
+            ),
         ),
     ),
     "sweep": Command(

@@ -43,7 +43,7 @@ use all of the room, and the first cell is half as wide.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -201,6 +201,33 @@ def gradient_norms(
 def norms_of(num_slots: int) -> tuple[float, ...]:
     """The norms r_j in units of C, in the middle of each cell."""
     return tuple(math.sqrt(1 - (j + 0.5) / num_slots) for j in range(num_slots))
+
+
+def as_shares(norms: GradientNorms) -> dict[str, Share]:
+    """Returns the shares by name: `share_clipped`, and `share_above_R` of norms of at least R C."""
+    above = zip(norms.norms, norms.at_least, strict=True)
+    return {"share_clipped": norms.clipped} | {f"share_above_{r:.3f}": x for r, x in above}
+
+
+def of_shares(shares: Mapping[str, Sequence[float]]) -> GradientNorms:
+    """Returns the norms whose `as_shares` a summary has; InputError for anything else.
+
+    Examples:
+      >>> of_shares({"share_clipped": [0.2, 0.1, 0.3], "share_above_0.866": [0.5, 0.4, 0.6],
+      ...            "share_above_0.500": [0.9, 0.8, 1.0]}).at_least[1].value
+      0.9
+    """
+    try:
+        clipped = Share(*map(float, shares["share_clipped"]))
+        above = {
+            float(name.removeprefix("share_above_")): Share(*map(float, share))
+            for name, share in shares.items() if name != "share_clipped"
+        }  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"these are not shares of gradients by their norm: {error}") from None
+    return GradientNorms(
+        clipped, tuple(above[r] for r in sorted(above, reverse=True)), norms_of(len(above))
+    )
 
 
 def advice(norms: GradientNorms, clip_norm: float) -> str:

@@ -307,8 +307,9 @@ class PrivateTraining:
         """
         if self.run.resumed_after < self.run.step >= self.run.end:
             warnings.warn(
-                f"all {self.run.end} steps of the plan were drawn, so there is no batch left: one "
-                "pass over private.batches is the whole training, of all its epochs",
+                f"all {self.run.end} steps of the plan were drawn, and no batch is left: one pass "
+                "over private.batches is the whole training; private.steps_per_epoch counts its "
+                "epochs",
                 stacklevel=2,
             )
         for step in self.run.steps():

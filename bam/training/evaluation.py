@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from bam import waits
+from bam.core import slots
 from bam.core.pytree import Params
 from bam.core.slots import Share
 from bam.data import datasets
@@ -88,18 +89,14 @@ def not_private(trainer: Trainer, state: TrainState, rows: PyTree) -> dict[str, 
 def gradient_norms(
     trainer: Trainer, state: TrainState, *, of_all_steps: bool = False
 ) -> dict[str, Share]:
-    """Shares of gradients by their norm in the last step; {} for a clip without slots.
+    """Returns shares of gradients by their norm in the last step; {} for a clip without slots.
 
-    They are those of `bam.privacy.gradient_norms`, and ε covers them. `share_above_R` is that of
-    norms of at least R times C.
+    They are those of `bam.privacy.gradient_norms`, named by `slots.as_shares`. ε covers them.
     """
     if not trainer.plan.private:
         return {}
     norms = norms_of_state(trainer.plan, state.private, of_all_steps=of_all_steps)
-    if norms is None:
-        return {}
-    above = zip(norms.norms, norms.at_least, strict=True)
-    return {"share_clipped": norms.clipped} | {f"share_above_{r:.3f}": x for r, x in above}
+    return slots.as_shares(norms) if norms else {}
 
 
 def as_metrics(shares: dict[str, Share]) -> dict[str, float]:
