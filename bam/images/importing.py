@@ -296,7 +296,7 @@ def _wrong(label: str, options: Options) -> str:
     values = label.split(",")
     if options.kind == "several" and not (len(values) == len(names) and {*values} <= {"0", "1"}):
         is_other = len(values) == len(names)
-        hint = "; --map=yes:1,no:0,-1:0 converts words and other numbers" if is_other else ""
+        hint = "; --map=yes:1,no:0 converts other words, and --map=-1:0 numbers" if is_other else ""
         return f"is not a 0 or 1 for each of {names}{hint}"
     return ""
 
