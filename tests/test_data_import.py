@@ -365,7 +365,7 @@ def test_labels_are_mapped_to_others(tmp_path, monkeypatch):
     more = ("--label_column=a", "--classes=ill,well", "--map=ja:ill,nein:well")
     done = run_command(*base[:4], "--out=more", *base[5:], *more)
     assert done.returncode == 0 and "; 2 classes" in done.stdout, done.stderr
-    for wrong in ("--map=ja", "--map=ja:", "--map=:1", "--map=ja:1,ja:0"):
+    for wrong in ("--map=ja", "--map=ja:", "--map=:", "--map=ja:1,ja:0"):
         done = run_command(*base, "--label_column=a,b", wrong)
         assert done.returncode == 2 and "expected FROM:TO, each FROM once" in done.stderr
 
