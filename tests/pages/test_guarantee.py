@@ -62,8 +62,9 @@ def test_the_lines_of_a_statement_that_a_publisher_is_pointed_to_are_there():
     goldens = ROOT / "tests" / "golden"
     statement = (goldens / "example_poisson.md").read_text(encoding="utf-8")
     searched = (goldens / "private_search.md").read_text(encoding="utf-8")
-    text = (DOCS / "publish.md").read_text(encoding="utf-8")
-    cells = re.findall(r"^\| [^|]+ \| ([^|]+) \| [^|]+ \|$", text, re.MULTILINE)
+    text = (DOCS / "release.md").read_text(encoding="utf-8")
+    part = text.partition("\n## What to say about ε\n")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| [^|]+ \| ([^|]+) \| [^|]+ \|$", part, re.MULTILINE)
     quoted = {words for cell in cells for words in re.findall(r'"([^"]+)"', cell)}
     assert len(quoted) >= 8
     assert {words for words in quoted if words not in statement} == set()
