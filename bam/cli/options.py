@@ -129,8 +129,7 @@ same command on each of them with --coordinator (docs/accelerators.md).
             Flag(
                 "coordinator",
                 "",
-                "HOST:PORT of process 0 of several; auto: as SLURM, Kubernetes, Cloud TPU or MPI "
-                "says",
+                "HOST:PORT of process 0 of several; auto: as the cluster says",
             ),
             Flag("num_processes", None, "with --coordinator=HOST:PORT: number of processes", int),
             Flag("process_id", None, "with --coordinator=HOST:PORT: this process, from 0", int),
@@ -229,7 +228,7 @@ from the same settings and keeps the best; then ε pays for the choice, too.
             Flag(
                 "metric",
                 "",
-                "figure or test_… of summary.json to compare; '': accuracy, or the loss",
+                "figure of summary.json to compare; '': accuracy, or the loss",
             ),
             Flag("out", "", "path of the tables without .json and .md; '': WORKDIR/sweep"),
             Flag(
@@ -284,7 +283,7 @@ exist, the command writes the empty form there, and no release.
         (
             Flag("workdir", "", "folder of a finished run, trained without a seed", required=True),
             Flag("out", "", "folder to write, new or empty", required=True),
-            Flag("nominal", False, "also accept a run with a seed; PRIVACY.md says what it means"),
+            Flag("nominal", False, "also accept a run with a seed, which promises nothing"),
             Flag("own_model", "", "MODULE:FUNCTION of a model of your own, which is imported"),
             Flag(
                 "stablehlo", False, "also write model.stablehlo, the model as a jax.export program"
@@ -320,7 +319,7 @@ If a file cannot be read, its row has no class and the exit status is 2.
             Flag("format", "", "'': as --out ends, else CSV", choices=("", "csv", "json")),
             Flag("top", None, "likeliest classes to list; not set: a column for each", int, 1),
             Flag(
-                "own_model", "", "MODULE:FUNCTION of a model that is not bam's: code that you trust"
+                "own_model", "", "MODULE:FUNCTION of a model of your own: code that you trust"
             ),
             Flag(
                 "weights", "", "weights of the features' backbone; their SHA-256 is in model.json"
@@ -396,7 +395,7 @@ are public.
                  choices=("white", "black")),
             Flag(
                 "labels", "", "table with a row for each image (CSV, Parquet, JSON lines, COCO's "
-                "JSON): a path, or its name in FOLDER or in the folders of its splits",
+                "JSON): a path, or its name in FOLDER",
             ),
             Flag("file_column", "file", "column of --labels: the image's path; else file_name"),
             Flag(
@@ -409,8 +408,7 @@ are public.
             Flag("target_offset", 0.0, "with --number: a public number near the labels' mean, "
                  "not computed from them"),
             Flag(
-                "target_scale", 1.0, "with --number: a public number near their spread; the model "
-                "learns (label - offset) / scale",
+                "target_scale", 1.0, "with --number: a public number near their spread",
             ),
             Flag("map", (), "FROM:TO: replace labels, as yes:1,no:0, or blank ones, as :0"),
             Flag(
@@ -422,13 +420,12 @@ are public.
             Flag(
                 "validation",
                 "",
-                "split of validation images; leave: none; '': train, or test if that is empty",
+                "split of validation images; leave: none; '': train, or test if it is empty",
                 choices=("", "train", "test", "leave"),
             ),
-            Flag("masks", False, "also import masks: img_mask.png beside img.png, folders such "
-                 "as masks"),
-            Flag("all_dicom", False, "also import DICOM files that are no plain scans, and "
-                 "pictures with burnt-in annotation, which may show a name"),
+            Flag("masks", False, "also import masks, such as img_mask.png beside img.png"),
+            Flag("all_dicom", False, "also import DICOM files that are no plain scans or may show "
+                 "a name"),
             Flag("near_duplicates", False, "also count pictures that look alike"),
             Flag("classes", (), "public names of the classes; '': the folders' names"),
             Flag(

@@ -55,13 +55,13 @@ class Key(NamedTuple):
 # fmt: off
 KEYS = (
     Key("seed", None,
-        "Not set: secret randomness, for a run to release. Set: repeatable to the bit, but anyone "
-        "who knows the seed can remove the noise.", kind=int, least=0),
+        "Not set: secret randomness, for a run to release. Set: repeatable to the bit, but whoever "
+        "knows it can remove the noise.", kind=int, least=0),
     Key("epsilon", 3.0, "ε of the whole run; the noise follows from it.",
         kind=float, unbounded=True, public=True),
     Key("noise_multiplier", None,
-        "σ, in place of `epsilon`, which follows from it. A flag for one of the two unsets the "
-        "other.", kind=float, public=True),
+        "σ, in place of `epsilon`. A flag for one of the two unsets the other.", kind=float,
+        public=True),
     Key("delta", 1e-5, "δ of (ε, δ)-differential privacy.", public=True),
     Key("accountant", "pld", 'How ε is computed: "pld" (tight) or "rdp".', public=True),
     Key("clip_norm", 1.0, "C, the largest norm of one example's gradient in the sum.",
@@ -90,12 +90,12 @@ KEYS = (
         public=True),
     Key("num_steps", 0, "Length in steps; 0: `num_epochs` decides.", least=0, public=True),
     Key("spare_steps", 0,
-        "Further steps that the noise is planned for. Each replaces a step that was lost in a "
-        "crash and has spent privacy; without one the run is a step shorter.",
+        "Further steps that the noise is planned for, which replace steps lost in a crash. Without "
+        "them the run is shorter.",
         least=0, public=True),
     Key("microbatch_size", 32,
-        "Examples whose gradients are in memory at once; `--config.dry_run --tune` finds the "
-        "fastest number.", kind=object),
+        "Examples whose gradients are in memory at once; `--config.dry_run --tune` finds a fast "
+        "number.", kind=object),
     Key("convolution", "",
         'How convolutions are computed: "matmul", "xla" or "tpu"; "": by the platform.'),
     Key("precision", "float32",
@@ -109,10 +109,10 @@ KEYS = (
         "Channels of the first layer, or the widening factor of a wide ResNet.", most=2**16,
         public=True, of_part=True),
     Key("init_from", "",
-        'Weights to begin from: a safetensors file, or a folder that `bam export` wrote; "": '
-        "random. They cost no privacy only if they were made without the private data.", path=True),
+        "Weights to begin from, made without the private data: a safetensors file, or a folder "
+        'that `bam export` wrote; "": random.', path=True),
     Key("init_mean", None,
-        "Mean of the pixels, in [0, 1], that these weights expect, one number or three. Not set: "
+        "Mean of the pixels that these weights expect, one number or three in [0, 1]. Not set: "
         "as in the file beside them, else the data set's (docs/finetuning.md).",
         kind=object, public=True),
     Key("init_std", None, "Standard deviation of the pixels, as `init_mean`.", kind=object,
@@ -129,8 +129,8 @@ KEYS = (
         "Weights of the classes, which are public: do not compute them from the private data.",
         kind=tuple, public=True, of_part=True),
     Key("lora.rank", 0,
-        "Rank of the low-rank factors beside the linear layers `targets`; 0: none. To train them "
-        'and the head alone: trainable="lora|head".', most=2**16, public=True),
+        "Rank of the factors beside the linear layers `targets`; 0: none. To train them and the "
+        'head alone: trainable="lora|head".', most=2**16, public=True),
     Key("lora.targets", "", "Regular expression for the names of layers.",
         public=True),
     Key("dataset.name", "digits", 'The data set; "folder" is your own, made by `bam data import`.',
@@ -143,8 +143,8 @@ KEYS = (
         'Number of classes of a "folder" whose files do not name them; 0: it is known.',
         least=0, most=2**20, public=True),
     Key("dataset.holdout", 0,
-        "Training images set aside to choose hyper-parameters; the run is evaluated on them, not "
-        "on the test images.", least=0, public=True),
+        "Training images set aside to evaluate the run, in place of the test images.",
+        least=0, public=True),
     Key("dataset.groups", "",
         "The user of each training row: a column of the Parquet files, or a .npy file of ids. "
         '"": with a group_size, the users that `bam data import` recorded.', path=True),
@@ -177,8 +177,8 @@ KEYS = (
     Key("features.size", None, "Backbone: side in pixels to which images are resized.", kind=int,
         public=True, of_part=True),
     Key("features.mean", None,
-        "Backbone: mean of the pixels that its weights expect, one number or three. Not set: mean, "
-        "size and std are as in the file beside the weights, else 0.5, 224 and 0.5.", kind=object,
+        "Backbone: mean of the pixels that its weights expect. Not set: mean, size and std are as "
+        "in the file beside the weights, else 0.5, 224 and 0.5.", kind=object,
         public=True, of_part=True),
     Key("features.std", None, "Backbone: standard deviation of the pixels, as `features.mean`.",
         kind=object, public=True, of_part=True),
