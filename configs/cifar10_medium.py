@@ -2,7 +2,7 @@
 
 Command:   python -m scripts.paper.reproduce --table=1 --datasets=cifar10_medium --epsilons=2
              --methods=dp_sgd,bam_sam --seeds=10 --workdir=DIR
-             --config.dataset.source=parquet --config.dataset.path=FOLDER
+             --config.dataset.path=FOLDER
 Hardware:  one CPU core. A run of DP-SGD: 408 to 526 s, of BAM 845 to 1671 s.
 
 Accuracy, %, ε = 2, δ = 1e-5, mean ± 95 % interval (docs/results.md);

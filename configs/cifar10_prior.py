@@ -2,7 +2,7 @@
 
 Command:   bam sweep --config=cifar10_prior --methods=dp_sgd --num_seeds=5 --workdir=DIR
              --set=optimizer.learning_rate=RATE --config.epsilon=EPSILON --config.num_steps=STEPS
-             --config.dataset.source=parquet --config.dataset.path=FOLDER
+             --config.dataset.path=FOLDER
 """
 
 from ml_collections import ConfigDict

@@ -1,7 +1,7 @@
 """CIFAR-10 on fixed scattering features: a linear model.
 
 Command:   bam train --config=configs/cifar10_scattering.py:METHOD --workdir=DIR
-             --config.epsilon=EPSILON --config.dataset.source=parquet --config.dataset.path=FOLDER
+             --config.epsilon=EPSILON --config.dataset.path=FOLDER
 Data:      CIFAR-10; here as JPEG. Features of its images: 7 minutes once, and 1.9 GB.
 Hardware:  one CPU core; 4 GB of memory. A run of DP-SGD: 49 to 94 s, of BAM 95 to 169 s.
 

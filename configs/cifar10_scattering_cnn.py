@@ -2,7 +2,7 @@
 
 Command:   python -m scripts.paper.reproduce --datasets=cifar10_scattering_cnn
              --methods=dp_sgd,bam_sam --epsilons=3 --seeds=3 --workdir=DIR
-             --config.dataset.source=parquet --config.dataset.path=FOLDER
+             --config.dataset.path=FOLDER
 Data:      CIFAR-10; here as JPEG. Features of its images: 7 minutes once, and 1.9 GB.
 Hardware:  one CPU core; 4 GB of memory. A run of DP-SGD: 519 to 605 s, of BAM 891 s.
 

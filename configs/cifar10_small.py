@@ -1,7 +1,7 @@
 """CIFAR-10 at a scale that two CPU cores carry: the question of Table 1, not its numbers.
 
 Command:   python -m scripts.paper.reproduce --table=1 --datasets=cifar10_small --seeds=5
-             --workdir=DIR --config.dataset.source=parquet --config.dataset.path=FOLDER
+             --workdir=DIR --config.dataset.path=FOLDER
 Hardware:  2-core CPU.
 
 Reduced from configs/cifar10.py: ResNet-9 of width 8 instead of 64 (1/60 of the

@@ -2,7 +2,7 @@
 
 Command:   bam train --config=finetune:dp_sgd --workdir=DIR
              --config.init_from=WEIGHTS --config.init_fresh=Dense_0 --config.trainable=NAMES
-             --config.dataset.source=parquet --config.dataset.path=FOLDER
+             --config.dataset.path=FOLDER
            WEIGHTS are of the other five classes, NAMES a value of TRAINED below.
 Hardware:  one CPU core: 6 minutes for the public classes, 17 to 44 s for each private run.
 Accuracy:  docs/finetuning.md.

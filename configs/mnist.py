@@ -1,12 +1,12 @@
 """MNIST with LeNet-5.
 
 Command:   bam train --config=configs/mnist.py:METHOD --workdir=DIR
-             --config.dataset.source=parquet --config.dataset.path=FOLDER
+             --config.dataset.path=FOLDER
 Hardware:  any CPU; 8 examples at a time are the fastest of 1 and 8 there.
            Accuracy: not run with this version.
 Clip norm: 1, or a quantile of gradient norms on public data, such as scikit-learn's digits:
            bam clip_norm --config=mnist:dp_sgd --public=digits
-             --config.dataset.source=parquet --config.dataset.path=FOLDER
+             --config.dataset.path=FOLDER
            prints C and the flags to add. Not run.
 
 Not in the paper. The strengths of the ascent are those of its CIFAR-10 runs.

@@ -1,7 +1,7 @@
 """MNIST on fixed scattering features: a linear model or a small CNN.
 
 Command:   bam train --config=configs/mnist_scattering.py:METHOD --workdir=DIR
-             --config.dataset.source=parquet --config.dataset.path=FOLDER
+             --config.dataset.path=FOLDER
            The CNN: --config.model.name=tanh_cnn --config.model.width=32
 Hardware:  one CPU core. A run of DP-SGD: 79 to 94 s.
 

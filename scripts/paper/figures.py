@@ -1,7 +1,7 @@
 """The paper's figures 2 and 4 to 6. Runs that the workdir lacks are trained first.
 
 python -m scripts.paper.figures --figure=2 --workdir=runs/figures --out=docs/figures \
-  --config=configs/cifar10_small.py --config.dataset.source=parquet --config.dataset.path=FOLDER
+  --config=configs/cifar10_small.py --config.dataset.path=FOLDER
 
 Figures 5 and 6 show the weights before and after training. All figures read private data and are
 NOT PRIVATE. Figure 3 is drawn by scripts.benchmarks.depth.
