@@ -32,7 +32,6 @@ from bam.text import did_you_mean, plural
 from bam.training import diagnostics, methods
 from scripts.benchmarks import timing
 from scripts.benchmarks.depth_others import OTHERS, Problem, Step
-from scripts.benchmarks.performance import LABELS, NOT_RUN
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json, .md and .png are written")
 _DEPTHS = flags.DEFINE_list("depths", "2,5,10,20,50,100,200", "layers with weights")
@@ -58,7 +57,7 @@ def reverse_over_reverse(loss_fn: oracles.LossFn, penalty: float) -> oracles.Ora
 
 METHODS = {name: row for name, row in part_table.METHODS.items() if methods.is_private(name)} | {
     "bam_reverse": part_table.Part(
-        f"{__name__}:reverse_over_reverse", label=LABELS["bam_reverse"], strength="penalty"
+        f"{__name__}:reverse_over_reverse", label="BAM (reverse-over-reverse)", strength="penalty"
     )
 }
 CHOICES = (*METHODS, *OTHERS)
@@ -115,7 +114,7 @@ def table(
 
     def cell(name: str, depth: int) -> str:
         if (name, depth) not in seconds:
-            return NOT_RUN if depth in few else "–"
+            return "not run" if depth in few else "–"
         milliseconds = 1e3 * seconds[name, depth]
         return f"{milliseconds:.3g}" if milliseconds < 100 else f"{milliseconds:.0f}"
 

@@ -14,9 +14,8 @@ from bam.cli import command
 from bam.data import datasets
 from bam.files import JsonMapping, JsonObject
 from bam.training import loop, trainer
-from bam.training.methods import label
 from configs import cifar10
-from scripts.benchmarks import cold_case, timing
+from scripts.benchmarks import timing
 from scripts.lib import pages
 
 PAGE = Path("docs/performance.md")
@@ -55,8 +54,6 @@ PEERS = {
     "opacus_hooks": "Opacus, hooks",
     "opacus_ghost": "Opacus, ghost clipping",
 }
-# Labels of methods that only `depth` measures.
-LABELS = {"bam_reverse": "BAM (reverse-over-reverse)"}
 # Ratio -> keys of its numerator and its denominator.
 RATIOS = {
     "DP-SGD / ours, not private": ("ours_dp_sgd", "ours_nonprivate"),
@@ -65,10 +62,6 @@ RATIOS = {
     "BAM-SAM / Opacus's faster DP-SGD": ("ours_bam_sam", "opacus"),
     "DP-SGD / jax-privacy": ("ours_dp_sgd", "jax_privacy"),
     "DP-SGD / jax-privacy, our convolutions": ("ours_dp_sgd", "jax_privacy_matmul"),
-    "DP-SAT / DP-SGD": ("dp_sat_ms", "dp_sgd_ms"),
-    "BAM-SAM / DP-SGD": ("bam_sam_ms", "dp_sgd_ms"),
-    "BAM-exact / DP-SGD": ("bam_exact_ms", "dp_sgd_ms"),
-    "BAM-SAM, one-view ascent / DP-SGD, 16 views": ("bam_sam_one_view_ms", "dp_sgd_views_ms"),
 }
 STEPS = {
     "nonprivate_ms": "not private",
@@ -80,19 +73,13 @@ STEPS = {
     "bam_sam_views_ms": "BAM-SAM, {views} views",
     "bam_sam_one_view_ms": "BAM-SAM, {views} views, one-view ascent",
 }
-DEPTHS = (10, 200)
-# Cases of first steps that the page shows.
-FIRST_STEPS = ("ours_dp_sgd", "ours_bam_sam", "jax_privacy", "jax_privacy_arguments", "opacus")
-NOT_RUN = "not run"
 
 
 def page_tables(folder: Path) -> dict[str, str]:
     """Marker on the page -> table."""
-    names = ("step", "peers", "peers_512", "depth")
-    step, peers, peers_512, depth = (files.read_json(folder / f"{x}_cpu.json") for x in names)
-    step_h100, depth_h100 = (files.read_json(folder / f"{x}_h100.json") for x in ("step", "depth"))
+    names = ("step_cpu", "peers_cpu", "peers_512_cpu", "step_h100")
+    step, peers, peers_512, step_h100 = (files.read_json(folder / f"{x}.json") for x in names)
     small, large = (_with_best_of_opacus(x["observations"]) for x in (peers, peers_512))
-    small |= step["observations_ms"]
     return {
         "ratios": _table(
             ("ratio", "batches of 32", "batches of 512"),
@@ -112,31 +99,7 @@ def page_tables(folder: Path) -> dict[str, str]:
                 for key, label in STEPS.items()
             ],
         ),
-        "depth": _depth({"CPU": depth["rows"], "H100": depth_h100["rows"]}),
-        "first_steps": first_steps(folder / "cold.json"),
     }
-
-
-def first_steps(file: Path) -> str:
-    """Seconds of each network to a first step and to one of another rate; else "not run"."""
-    summary = files.read_json(file)["summary"] if file.exists() else {}
-
-    def cells(case: JsonMapping | None) -> list[str]:
-        if case is None:
-            return [NOT_RUN] * 2
-        again = case["changes"]["learning_rate"]["median"]
-        return [f"{case['to_first_step']['median']:.1f}", f"{again:.2f}"]
-
-    return _table(
-        ("case", "ResNet-9, s", "another rate, s", "CNN, s", "CNN, another rate, s"),
-        [
-            [
-                cold_case.case_of(key).label,
-                *(cell for x in cold_case.NETWORKS for cell in cells(summary.get(x, {}).get(key))),
-            ]
-            for key in FIRST_STEPS
-        ],
-    )
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -160,24 +123,6 @@ def _median(values: list[float], form: str) -> str:
     median, low, high, _ = timing.summarize(values, 0.0)
     quartiles = f" [{low:{form}}, {high:{form}}]" if len(values) > 1 else ""
     return f"{median:{form}}{quartiles}"
-
-
-def _depth(measured: Mapping[str, Sequence[JsonObject]]) -> str:
-    """Milliseconds of a step of each method, for a few depths on each device."""
-    names = list(dict.fromkeys(row["method"] for rows in measured.values() for row in rows))
-    cells = {
-        (device, row["depth"], row["method"]): row["median"]
-        for device, rows in measured.items()
-        for row in rows
-    }
-    return _table(
-        ("device", "layers", *(LABELS.get(name, label(name)) for name in names)),
-        [
-            [device, str(depth), *(f"{1e3 * cells[device, depth, name]:.1f}" for name in names)]
-            for device in measured
-            for depth in DEPTHS
-        ],
-    )
 
 
 if __name__ == "__main__":
