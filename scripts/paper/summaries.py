@@ -22,7 +22,6 @@ FOLDER = DOCS / "results/summaries"
 # The benchmark's data sets, and how pages name them.
 DATA = {"features": "CIFAR-10 features", "mnist": "MNIST", "pixels": "CIFAR-10 images"}
 ALTERNATIVES = ("dp_sgd_4", "dp_sgd_2", "banded", "random_allocation", "views", "bam_sam")
-Effects = Mapping[str, Mapping[str, Mapping[str, str]]]  # method -> quantity -> row of the file
 
 # The names of the benchmarks' rows, in the order of their tables.
 LABELS = {
@@ -70,7 +69,7 @@ def gains(methods: Collection[str]) -> str:
 
 
 def bias_methods() -> str:
-    """Gain, bias and time of the methods that claim less bias."""
+    """Gain and bias of the methods that claim less bias."""
     lines = []
     for row in _read("bias_benchmark.json")["rows"]:
         gain = row["gain"] and tables.interval(row["gain"], "+.2f")
@@ -78,19 +77,8 @@ def bias_methods() -> str:
             f"{row['bias'][f'against_plain/{x}']['mean']:.2f}" for x in ("relative_bias", "cosine")
         )
         label = LABELS.get(row["name"], "DP-SGD")
-        lines.append([label, gain or "–", share, cosine, f"{row['time']:.1f}"])
-    return _markdown(["method", "gain, points", "‖bias‖/‖ĝ‖", "cosine", "time ×"], lines)
-
-
-def bias_in_training() -> str:
-    """A small network's bias and gradient over DP-SGD's: in training, at DP-SGD's last weights."""
-    lines = []
-    at_the_end = _effects("lambda_end")
-    for method, by_quantity in _effects("figure2_effects").items():
-        if method != "DP-SGD":
-            ratios = [_ratio(by_quantity[name]) for name in ("bias_norm", "gradient_norm")]
-            lines.append([method, *ratios, _ratio(at_the_end[method]["bias_norm"])])
-    return _markdown(["over DP-SGD's", "‖bias‖", "‖ĝ‖", "‖bias‖ at the same weights"], lines)
+        lines.append([label, gain or "–", share, cosine])
+    return _markdown(["method", "gain, points", "‖bias‖/‖ĝ‖", "cosine"], lines)
 
 
 def bias_and_batches() -> str:
@@ -207,7 +195,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "gains": lambda: gains(LABELS),
     "alternatives": lambda: gains(ALTERNATIVES),
     "bias_methods": bias_methods,
-    "bias_in_training": bias_in_training,
     "bias_and_batches": bias_and_batches,
     "resnet9": resnet9,
     "logistic": logistic,
@@ -220,19 +207,6 @@ def _by_seed(name: str, method: str) -> dict[int, float]:
     """Seed -> accuracy in %, of a method of a table of one data set at one ε."""
     [row] = (x for x in _read(f"{name}/table1.json")["rows"] if x["method"] == method)
     return dict(zip(row["seeds"], row["accuracies"], strict=True))
-
-
-def _effects(name: str) -> Effects:
-    found: dict[str, dict[str, dict[str, str]]] = {}
-    with (DOCS / f"figures/{name}.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            found.setdefault(row["method"], {})[row["quantity"]] = row
-    return found
-
-
-def _ratio(row: Mapping[str, str]) -> str:
-    effect, low, high = (float(row[x]) for x in ("effect", "low", "high"))
-    return f"{effect:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def _read(name: str) -> Any:

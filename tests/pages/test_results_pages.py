@@ -166,7 +166,7 @@ def measured() -> list[comparison.Estimate]:
     ("page", "least"),
     [
         ("does_bam_help", 15),
-        ("benchmark", 15),
+        ("benchmark", 9),
         ("results", 5),
         ("batches", 3),
         ("log", 30),
