@@ -149,7 +149,7 @@ def logistic() -> str:
 
 
 def banded() -> str:
-    """Gain of banded noise over independent noise, of DP-SGD and of BAM."""
+    """DP-SGD's gain of banded noise over independent noise."""
     settings = {
         "digits": "digits, ε = 3, NAdam",
         "digits_sgd": "digits, ε = 8, SGD",
@@ -158,17 +158,12 @@ def banded() -> str:
     }
     lines = []
     for name, label in settings.items():
-        found: dict[int, dict[str, Any]] = {}
-        for row in _read(f"correlated/{name}.json"):
-            if row["bands"] > 1:
-                found.setdefault(row["bands"], {})[row["method"]] = row
-        for bands, by_method in found.items():
-            ours = by_method["dp_sgd"]
-            gained = [tables.interval(x["gain"], "+.2f") for x in by_method.values()]
-            noise = f"{ours['noise_in_sums']:.2f}"
-            lines.append([label, str(len(ours["seeds"])), str(bands), noise, *gained])
-    headings = ["setting", "seeds", "bands", "noise in sums", "gain of DP-SGD", "gain of BAM (SAM)"]
-    return _markdown(headings, lines)
+        rows = _read(f"correlated/{name}.json")
+        for row in (x for x in rows if x["method"] == "dp_sgd" and x["bands"] > 1):
+            gained = tables.interval(row["gain"], "+.2f")
+            noise = f"{row['noise_in_sums']:.2f}"
+            lines.append([label, str(len(row["seeds"])), str(row["bands"]), noise, gained])
+    return _markdown(["setting", "seeds", "bands", "noise in sums", "gain"], lines)
 
 
 def starts() -> str:
