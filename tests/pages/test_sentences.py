@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
+from statistics import mean, median, stdev
 from typing import Any
 
 import pytest
@@ -22,12 +22,12 @@ def read(path: str) -> Any:
 
 
 def estimate(found: Any) -> str:
-    mean, half_width = (
+    number, half_width = (
         (found.mean, found.half_width)
         if isinstance(found, comparison.Estimate)
         else (found["mean"], found["half_width"])
     )
-    return f"{mean:.2f} ± {half_width:.2f}".replace("-", "−")
+    return f"{number:.2f} ± {half_width:.2f}".replace("-", "−")
 
 
 def dp_sgd(name: str, epsilon: float) -> Any:
@@ -74,6 +74,8 @@ def choices() -> Iterator[str]:
     clips = {x["label"]: estimate(x["accuracy"]) for x in read(f"{RESULTS}/clip_norm.json")["rows"]}
     label = "dp_sgd clip_norm=10 optimizer.learning_rate="
     yield f"{clips[f'{label}3']} % at a rate of 3 and {clips[f'{label}0.3']} % at 0.3"
+    for row in read(f"{RESULTS}/selection/digits.json")["rows"]:  # also in test_selection.py
+        yield f"{mean(row['accuracies']):.1f} ± {stdev(row['accuracies']):.1f} %"
     yield f"gain [{gain(double, medium)} points]"
     yield f"gains [{gain(mirrored, medium)} points]"
 
