@@ -135,19 +135,6 @@ def resnet9() -> str:
     return _markdown(["150 steps at ε = 2", "seeds", "accuracy, %", "gain, points"], lines)
 
 
-def logistic() -> str:
-    """Accuracy with clipped gradients and with clipped inputs."""
-    rows = {row["label"]: row for row in _read("logistic.json")["rows"]}
-    lines = []
-    for label, row in rows.items():
-        clipped, _, epsilon = label.partition(" ε=")
-        if clipped == "gradients":
-            other = rows[f"inputs ε={epsilon}"]
-            values = [tables.interval(x["accuracy"], ".2f") for x in (row, other)]
-            lines.append([epsilon, *values, tables.interval(other["gain"], "+.2f")])
-    return _markdown(["ε", "clipped gradients, %", "clipped inputs, %", "difference"], lines)
-
-
 def banded() -> str:
     """DP-SGD's gain of banded noise over independent noise."""
     settings = {
@@ -192,7 +179,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "bias_methods": bias_methods,
     "bias_and_batches": bias_and_batches,
     "resnet9": resnet9,
-    "logistic": logistic,
     "banded": banded,
     "starts": starts,
 }

@@ -90,6 +90,7 @@ def other_numbers() -> Iterator[comparison.Estimate]:
         for row in read(path):
             yield comparison.Estimate(**row["gain"])
     for row in read(RESULTS / "logistic.json")["rows"]:
+        yield comparison.Estimate(**row["accuracy"])
         if row["gain"]:
             yield comparison.Estimate(**row["gain"])
     for name in ("benchmark/benchmark_rows", "prior/five_parts1", "prior/five_parts3", "clip_norm"):
