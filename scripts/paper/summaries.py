@@ -153,26 +153,6 @@ def banded() -> str:
     return _markdown(["setting", "seeds", "bands", "noise in sums", "gain"], lines)
 
 
-def starts() -> str:
-    """Gain of runs that begin with BAM, or at a flat place."""
-    labels = {
-        "bam_first": "BAM in the first 50 steps, then DP-SGD",
-        "flat": "start from weights that SAM trained on drawn images",
-        "plain": "start from weights of plain training on the same images",
-    }
-    rows = {
-        (row["label"].split()[0], epsilon): row
-        for epsilon in (1, 2)
-        for row in _read(f"starts/epsilon{epsilon}.json")["rows"]
-    }
-    lines = []
-    for name, label in labels.items():
-        one, two = (rows.get((name, epsilon)) for epsilon in (1, 2))
-        gained = [tables.interval(row and row["gain"], "+.2f") for row in (two, one)]
-        lines.append([label, *gained])
-    return _markdown(["", "gain at ε = 2", "gain at ε = 1"], lines)
-
-
 TABLES: Mapping[str, Callable[[], str]] = {
     "gains": lambda: gains(LABELS),
     "alternatives": lambda: gains(ALTERNATIVES),
@@ -180,7 +160,6 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "bias_and_batches": bias_and_batches,
     "resnet9": resnet9,
     "banded": banded,
-    "starts": starts,
 }
 
 
