@@ -8,7 +8,7 @@ The tables are docs/results/summaries/NAME.md; `python -m scripts.lib.pages` put
 import csv
 import json
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ DOCS = ROOT / "docs"
 FOLDER = DOCS / "results/summaries"
 # The benchmark's data sets, and how pages name them.
 DATA = {"features": "CIFAR-10 features", "mnist": "MNIST", "pixels": "CIFAR-10 images"}
-ALTERNATIVES = ("dp_sgd_4", "dp_sgd_2", "banded", "random_allocation", "views", "bam_sam")
 
 # The names of the benchmarks' rows, in the order of their tables.
 LABELS = {
@@ -50,7 +49,7 @@ LABELS = {
 }
 
 
-def gains(methods: Collection[str]) -> str:
+def gains() -> str:
     """Gains of the benchmark's methods at ε = 2 on all data sets, and times."""
     found: dict[str, dict[str, Any]] = {}
     for row in _read("benchmark/benchmark_rows.json")["rows"]:
@@ -59,7 +58,7 @@ def gains(methods: Collection[str]) -> str:
     lines = []
     for method, label in LABELS.items():
         by_data = found.get(method)
-        if by_data and method in methods:
+        if by_data:
             times = [row["slowdown"] for row in by_data.values()]
             low, high = f"{min(times):.1f}", f"{max(times):.1f}"
             gained = [by_data.get(data, {"gain": None})["gain"] for data in DATA]
@@ -97,7 +96,7 @@ def bias_and_batches() -> str:
         cells = [DIRECTION[x].format(mean) for x, mean in means.items()]
         gained = tables.interval(comparison.as_json(gain), "+.2f")
         lines.append([f"{int(size):,}", *cells, gained])
-    headings = ["batch", "‖bias‖", "‖bias‖/‖ĝ‖", "cosine", "accuracy, %", "BAM's gain, points"]
+    headings = ["batch", "‖bias‖", "‖bias‖/‖ĝ‖", "cosine", "BAM's gain, points"]
     return _markdown(headings, lines)
 
 
@@ -106,7 +105,6 @@ DIRECTION = {
     "bias_norm": "{:.2f}",
     "relative_bias": "{:.2f}",
     "cosine": "{:.3f}",
-    "test_accuracy": "{:.1f}",
 }
 
 
@@ -154,8 +152,7 @@ def banded() -> str:
 
 
 TABLES: Mapping[str, Callable[[], str]] = {
-    "gains": lambda: gains(LABELS),
-    "alternatives": lambda: gains(ALTERNATIVES),
+    "gains": gains,
     "bias_methods": bias_methods,
     "bias_and_batches": bias_and_batches,
     "resnet9": resnet9,

@@ -167,7 +167,7 @@ def measured() -> list[comparison.Estimate]:
     ("page", "least"),
     [
         ("does_bam_help", 15),
-        ("benchmark", 9),
+        ("benchmark", 7),
         ("results", 5),
         ("batches", 3),
         ("log", 30),
