@@ -5,9 +5,7 @@ python -m scripts.paper.summaries
 The tables are docs/results/summaries/NAME.md; `python -m scripts.lib.pages` puts them into pages.
 """
 
-import csv
 import json
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,34 +78,6 @@ def bias_methods() -> str:
     return _markdown(["method", "gain, points", "‖bias‖/‖ĝ‖", "cosine"], lines)
 
 
-def bias_and_batches() -> str:
-    """Bias of runs that were trained with each batch size on features."""
-    found: dict[tuple[str, str, str], list[float]] = {}
-    with (DOCS / "figures/scattering/batches.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            scale = 100 if row["quantity"] == "test_accuracy" else 1
-            values = [scale * float(row[f"seed {seed}"]) for seed in range(3)]
-            found[row["method"], row["batch size"], row["quantity"]] = values
-    lines = []
-    for size in dict.fromkeys(size for _, size, _ in found):
-        means = {x: statistics.mean(found["DP-SGD", size, x]) for x in DIRECTION}
-        accuracies = [found[method, size, "test_accuracy"] for method in ("BAM (SAM)", "DP-SGD")]
-        gain = comparison.estimate([a - b for a, b in zip(*accuracies, strict=True)])
-        cells = [DIRECTION[x].format(mean) for x, mean in means.items()]
-        gained = tables.interval(comparison.as_json(gain), "+.2f")
-        lines.append([f"{int(size):,}", *cells, gained])
-    headings = ["batch", "‖bias‖", "‖bias‖/‖ĝ‖", "cosine", "BAM's gain, points"]
-    return _markdown(headings, lines)
-
-
-# The quantities of DP-SGD's columns, and how they are written.
-DIRECTION = {
-    "bias_norm": "{:.2f}",
-    "relative_bias": "{:.2f}",
-    "cosine": "{:.3f}",
-}
-
-
 def resnet9() -> str:
     """Accuracy of a ResNet-9 of width 16 in 150 steps, beside DP-SGD of the same seeds."""
     rows = {
@@ -154,7 +124,6 @@ def banded() -> str:
 TABLES: Mapping[str, Callable[[], str]] = {
     "gains": gains,
     "bias_methods": bias_methods,
-    "bias_and_batches": bias_and_batches,
     "resnet9": resnet9,
     "banded": banded,
 }
