@@ -109,7 +109,10 @@ def run(
 
 
 def _recorded(out: Path, identity: str) -> JsonObject:
-    """The record of the same import in `out`, {} without one; DataError for any other content."""
+    """Returns the record of the same import in `out`, or {} without one.
+
+    Raises DataError if `out` has any other content.
+    """
     journal = out / JOURNAL
     record = files.read_json(journal) if journal.is_file() else {}
     # A killed import may leave, besides, its lock and a journal that it had begun to write.
@@ -133,7 +136,7 @@ def _written(
     num_workers: int,
     on_shard: Callable[[int, int], None],
 ) -> dict[str, JsonObject]:
-    """Writes the shards into the locked folder `out`; returns the `RECORD` of each."""
+    """Writes the shards into the locked folder `out` and returns the `RECORD` of each."""
     journal = out / JOURNAL
     recorded = _recorded(out, identity)  # again, because another import may have ended meanwhile
     for partial in out.glob(f"{JOURNAL}.*.partial"):
@@ -316,7 +319,10 @@ def _number(label: str, options: Options) -> float:
 
 
 def read_manifest(out: Path) -> JsonObject:
-    """The manifest of an imported folder; DataError without one or if a file differs from it."""
+    """Returns the manifest of an imported folder.
+
+    Raises DataError if there is none, or if a file differs from it.
+    """
     if not (record := manifest(out)):
         raise DataError(f"{out} has no {MANIFEST}: run bam data import FOLDER --out={out}")
     for name, digest in record["files"].items():
@@ -326,7 +332,10 @@ def read_manifest(out: Path) -> JsonObject:
 
 
 def split_of(example: Example, test_share: float) -> str:
-    """The split that an example has; else by a hash of its user, or of its file name."""
+    """Returns the split of an example.
+
+    An example without one gets it by a hash of its user, or of its file name.
+    """
     if example.split:
         return example.split
     return "test" if _hash(_unit(example)) < test_share * 2**64 else "train"
@@ -358,7 +367,10 @@ def stratified(examples: Sequence[Example], num_test: int) -> list[Example]:
 
 
 def units_of_classes(examples: Sequence[Example]) -> dict[str, list[str]]:
-    """The users of each class; a user belongs to that of most of its images. Else the images."""
+    """Returns the users of each class, or the images if there are no users.
+
+    A user belongs to the class of most of its images.
+    """
     counts: dict[str, Counter[str]] = {}
     for example in examples:
         counts.setdefault(_unit(example), Counter())[example.label] += 1
@@ -413,7 +425,10 @@ def _has(file: Path, digest: str) -> bool:
 def _write_shard(
     folder: Path, shard: Sequence[Example], path: Path, options: Options
 ) -> JsonObject:
-    """Writes a Parquet file; returns its `RECORD`, which says why images are left out."""
+    """Writes a Parquet file and returns its `RECORD`.
+
+    The record says why images are left out.
+    """
     pictures, left_out, lost = [], dict[str, str](), Counter[str]()
     numbers, num_unoriented = list[float](), 0
     for example in shard:
@@ -441,7 +456,10 @@ def _write_shard(
 
 
 def encoded(folder: Path, example: Example, options: Options) -> pixels.Encoded:
-    """The image of an example as a PNG, after the options' preprocessing; else a DataError."""
+    """Returns the image of an example as a PNG, after the options' preprocessing.
+
+    Raises DataError if that is impossible.
+    """
     file = folder / example.file
     if not (os.path.isfile(file) and os.access(file, os.R_OK)):  # opening a pipe would wait
         is_utf8 = "\\udc" not in example.file

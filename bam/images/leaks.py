@@ -28,10 +28,11 @@ def lines(
     near: bool,
     pool: Executor,
 ) -> list[str]:
-    """Warnings about a list of images; they hold counts and are marked NOT PRIVATE.
+    """Returns warnings about a list of images.
 
-    They report identical files (with `near`, also pictures that look alike) in both splits or with
-    two users or labels; a user with most of the images; and classes with few test images.
+    They hold counts and are marked NOT PRIVATE. They report identical files (with `near`, also
+    pictures that look alike) in both splits or with two users or labels; a user with most of the
+    images; and classes with few test images.
     """
     split = [importing.split_of(x, options.test_share) for x in examples]
     users, labels = [x.user for x in examples], [x.label for x in examples]
@@ -90,7 +91,10 @@ def lines(
 
 
 def _same_bytes(paths: Sequence[Path], pool: Executor) -> list[list[int]]:
-    """Numbers of the files in groups with the same bytes; reads files of equal size alone."""
+    """Groups the numbers of the files that have the same bytes.
+
+    Reads only files of equal size.
+    """
     readable = [i for i, x in enumerate(paths) if os.path.isfile(x) and os.access(x, os.R_OK)]
     sizes = {i: size for i in readable if (size := paths[i].stat().st_size)}
     times = Counter(sizes.values())

@@ -307,7 +307,10 @@ def _in_rows(
     find: Callable[[str, str], str],
     may_be_blank: bool,
 ) -> list[Example]:
-    """An example for each row that is not blank; `find` gives the path of a file."""
+    """Returns an example for each row that is not blank.
+
+    `find` gives the path of a file.
+    """
     header, examples = lines.header, list[Example]()
     indices = {k: [rows.column(table, header, x) for x in v.split(",")] for k, v in columns.items()}
     for number, row in enumerate(lines.values, lines.first):
@@ -358,12 +361,13 @@ def _users(row: Sequence[object], indices: list[int], location: str) -> list[str
 def _with_points(
     table: Path, examples: list[Example], separator: str, typed: Collection[int]
 ) -> list[Example]:
-    """Examples with decimal points for decimal commas; DataError if a mark may be of thousands.
+    """Returns the examples with decimal points in place of decimal commas.
 
-    Only texts are doubtful, not the numbers of JSON and Parquet, whose rows are `typed`. Points
-    may, if no number shows that they do not, in three kinds of tables: those whose values
-    are separated by semicolons, as where the comma is the decimal mark, those with a decimal comma,
-    and other texts with whole numbers, because next to 41.480 with fixed digits 841 is 841.000.
+    Raises DataError if a mark may separate thousands. Only texts are doubtful, not the numbers of
+    JSON and Parquet, whose rows are `typed`. Points may separate thousands, if no number shows that
+    they do not, in three kinds of tables: those whose values are separated by semicolons, as where
+    the comma is the decimal mark, those with a decimal comma, and other texts with whole numbers,
+    because next to 41.480 with fixed digits 841 is 841.000.
     """
     labels = {x.label for x in examples if x.row not in typed}
     commas = {x for x in labels if rows.decimal(x) != x}
@@ -403,7 +407,10 @@ def _in_words(ignored: Counts) -> str:
 
 
 def split_name(text: str) -> str:
-    """The split of a folder's name or of a value in a table; "" for any other text."""
+    """Returns the split that the name of a folder or a value in a table means.
+
+    Returns "" for any other text.
+    """
     return SPLIT_NAMES.get(text.strip().casefold(), "")
 
 
@@ -443,7 +450,10 @@ def _check_links(folder: Path, again: dict[Path, Path], depth: int, users: bool)
 def _check_classes(
     folder: Path, images: Counts, labels: list[str], least: int, also: str, log: rows.Log
 ) -> None:
-    """DataError for a class with fewer than `least` images; logs names that are odd for a class."""
+    """Checks that each class has at least `least` images.
+
+    Raises DataError if not. Logs names that are odd for a class.
+    """
     counts = short_list([f"{name} {images[name]:,}" for name in labels]) + " (NOT PRIVATE)"
     also = f"; ignored: {also}" if also else ""
     if not images:
@@ -604,7 +614,10 @@ def _names(folder: Path, path: Path) -> tuple[str, ...]:
 def _divided(
     source: Path, examples: list[Example], validation: str, unused: Counts, log: rows.Log
 ) -> list[Example]:
-    """Examples with their split; without a test split all have "", and a hash splits them later."""
+    """Returns the examples with their split.
+
+    Without a test split, all have "", and a hash splits them later.
+    """
     images = collections.Counter(x.split for x in examples)
     validation = validation or ("train" if images["train"] and images["test"] else "test")
     if images["validation"]:
@@ -781,7 +794,10 @@ def _is_junk(name: str) -> bool:
 
 
 def suffix_of(name: str) -> str:
-    """The suffix of a file name in lower case, as a key of `READ_BY`; "no suffix" without one."""
+    """Returns the suffix of a file name in lower case, as a key of `READ_BY`.
+
+    Returns "no suffix" if there is none.
+    """
     last = "".join(Path(name).suffixes[-2:]).lower()
     return last if last in (*READ_BY, *SUFFIXES) else Path(name).suffix.lower() or "no suffix"
 

@@ -74,13 +74,19 @@ def _is_bids(stem: str) -> bool:
 
 
 def _beginnings(stem: str) -> list[str]:
-    """The beginnings of a name at whole words; in BIDS never a key without its value."""
+    """Returns the beginnings of a name, each of whole words.
+
+    A beginning of a name in BIDS never has a key without its value.
+    """
     words = stem.split("_") if _is_bids(stem) else _plain(stem).split("_")
     return [_plain("_".join(words[:num])) for num in range(1, len(words) + 1)]
 
 
 def _image_names(stem: str) -> Iterator[str]:
-    """The names that the image of a mask may have; none for a name without a word for masks."""
+    """Yields the names that the image of a mask may have.
+
+    There are none for a name without a word for masks.
+    """
     for word in _IN_FILE.finditer(stem):
         before, behind = stem[: word.start()], stem[word.end() :]
         number = re.fullmatch(r"[\W_]?\d+", behind)
@@ -105,7 +111,10 @@ def _plain(name: str) -> str:
 
 
 def is_folder(name: str, only: bool = False) -> bool:
-    """Whether a folder's name says that it holds masks; `only`: by a word that stands alone."""
+    """Whether a folder's name says that it holds masks.
+
+    With `only`, the name must say it by a word that stands alone.
+    """
     match = _FOLDER.fullmatch(rows.normal(name).casefold())
     return match is not None and not (only and match[1])
 

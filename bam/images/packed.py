@@ -48,10 +48,11 @@ def is_packed(path: Path) -> bool:
 
 @contextlib.contextmanager
 def unpacked(archive: Path, near: Path, keep_top: bool = False) -> Iterator[Path]:
-    """A folder beside `near` with an archive's content, readable by its owner; removed at the end.
+    """Unpacks an archive into a folder beside `near`, which is removed at the end.
 
-    If the archive holds a single folder, that folder is returned, unless `keep_top`. All files have
-    the archive's time, so a second import sees whether the archive changed.
+    Only its owner can read the folder. If the archive holds a single folder, that folder is
+    returned, unless `keep_top`. All files have the archive's time, so a second import sees whether
+    the archive changed.
 
     Raises:
       DataError: for a path that leaves the folder, a link, a password, a repeated name, a damaged
@@ -94,7 +95,10 @@ def _write(archive: Path, place: Path) -> None:
 
 
 def _write_member(location: str, member: _Member, place: Path, left: int, time: int) -> None:
-    """Writes a file or folder below `place`; DataError if `left`, the bytes still free, is < 0."""
+    """Writes a file or folder below `place`.
+
+    Raises DataError if `left`, the number of bytes still free, is below 0.
+    """
     parts = PurePosixPath(member.name.replace("\\", "/")).parts
     if not parts and member.content is None:
         return  # the folder itself: "./"
@@ -121,7 +125,10 @@ def _write_member(location: str, member: _Member, place: Path, left: int, time: 
 
 
 def _members(archive: Path) -> Generator[_Member, None, None]:
-    """Files and folders, in the order of the archive; none is longer than its declared size."""
+    """Yields the files and folders in the order of the archive.
+
+    None is longer than its declared size.
+    """
     if archive.name.lower().endswith(".zip"):
         with zipfile.ZipFile(archive) as packed:
             for info in packed.infolist():
@@ -155,7 +162,10 @@ class _Limited:
         self.file, self.left = file, float(HEADER)
 
     def read(self, num_bytes: int) -> bytes:
-        """The next bytes; ValueError if they are too many."""
+        """Returns the next bytes.
+
+        Raises ValueError if they are too many.
+        """
         content = self.file.read(num_bytes)
         self.left -= len(content)
         if self.left < 0:
@@ -164,11 +174,17 @@ class _Limited:
 
 
 class _Header(tarfile.TarInfo):
-    """A header in a tar; a damaged one is an error, where `tarfile` would take it for the end."""
+    """A header in a tar, for which damage is an error.
+
+    `tarfile` would take a damaged header for the end.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "_Header":
-        """The header in these bytes; ValueError if the tar is damaged or cut short."""
+        """Returns the header in these bytes.
+
+        Raises ValueError if the tar is damaged or cut short.
+        """
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
@@ -189,7 +205,10 @@ def _plain(archive: Path) -> io.BufferedIOBase:
 
 
 def _only_folder(place: Path) -> Path:
-    """The innermost folder reached through single folders; junk beside them does not count."""
+    """Returns the innermost folder that is reached through single folders.
+
+    Junk beside them does not count.
+    """
     while True:
         names = [x.name for x in place.iterdir()]
         names = [x for x in names if not x.startswith(".") and x.casefold() not in JUNK]

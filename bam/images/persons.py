@@ -67,7 +67,10 @@ def _tags(files: Sequence[Path]) -> tuple[set[str], ...]:
 
 
 def _person(patient: str) -> str:
-    """The `user_id` of a PatientID; the text itself if it may be of several persons."""
+    """Returns the `user_id` of a PatientID.
+
+    Returns the PatientID itself if it may be of several persons.
+    """
     try:
         return user_id(patient)
     except InputError:

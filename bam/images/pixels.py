@@ -122,10 +122,11 @@ class Encoded(NamedTuple):
 
 
 def encoded(file: Path, preprocessing: Preprocessing) -> Encoded:
-    """An image file as a PNG of 8 bits a channel; DataError if it cannot be decoded.
+    """Returns an image file as a PNG of 8 bits a channel.
 
     The picture is as a viewer shows it: the first frame, upright, in sRGB, on the background. It is
-    resized (Lanczos) until it covers the size, then its middle is cut out.
+    resized (Lanczos) until it covers the size, then its middle is cut out. Raises DataError if the
+    file cannot be decoded.
     """
     written = io.BytesIO()
     image, opened = _fitted(file, preprocessing)
@@ -160,7 +161,9 @@ def _fitted(file: Path, preprocessing: Preprocessing) -> tuple[Image.Image, _Ope
 
 
 def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
-    """The number of files with several frames or pages; only the first of them is used.
+    """Checks the ranges of files and counts those with several frames or pages.
+
+    Only the first frame or page is used.
 
     Raises:
       WindowError: if there is no window, and files with more than 8 bits use too little of the
@@ -178,7 +181,10 @@ def check_ranges(files: Sequence[Path], preprocessing: Preprocessing) -> int:
 
 
 def _ends(file: Path, preprocessing: Preprocessing) -> tuple[float, float, float] | None:
-    """The least, the largest and a bright number of a file; None for 8 bits or no finite number."""
+    """Returns the least, the largest and a bright number of a file.
+
+    Returns None for a file of 8 bits and for one without a finite number.
+    """
     with (
         contextlib.suppress(DataError),
         open_pixels(file, preprocessing) as opened,
@@ -228,7 +234,10 @@ def window_around(low: float, high: float) -> tuple[float, float]:
 
 
 def dicom_user(file: Path) -> tuple[str, str]:
-    """The PatientID of a DICOM file, and its IssuerOfPatientID or ""; a DataError without an ID."""
+    """Returns the PatientID of a DICOM file, and its IssuerOfPatientID or "".
+
+    Raises DataError if there is no PatientID.
+    """
     user, issuer = dicom_tags(file, ("PatientID", "IssuerOfPatientID"))
     if is_missing(user):
         raise DataError(f"{file}: no PatientID in it")
@@ -236,7 +245,10 @@ def dicom_user(file: Path) -> tuple[str, str]:
 
 
 def dicom_tags(file: Path, names: Sequence[str]) -> list[str]:
-    """The values of these tags of a DICOM file as text, "" for a missing one; else a DataError."""
+    """Returns the values of these tags of a DICOM file as text.
+
+    A missing tag is "". Raises DataError for a file that cannot be read as DICOM.
+    """
     if not file.is_file():  # opening a pipe would wait
         raise DataError(f"{file}: not an ordinary file")
     with _one_line(file), file.open("rb") as stream:
@@ -245,9 +257,10 @@ def dicom_tags(file: Path, names: Sequence[str]) -> list[str]:
 
 
 def dicom_type(file: Path) -> str:
-    """Says by its header what kind of picture a DICOM file is, if it is no plain scan; else "".
+    """Says by its header what kind of picture a DICOM file is.
 
-    A file that cannot be read, or is not DICOM, is "", too: decoding it says more.
+    Returns "" for a plain scan. A file that cannot be read, or is not DICOM, is "", too: decoding
+    it says more.
     """
     with contextlib.suppress(DataError, OSError):
         if not file.is_file() or not _is_dicom(_head(file), file.name):
@@ -353,7 +366,10 @@ def open_pixels(file: Path, preprocessing: Preprocessing) -> Iterator[_Opened]:
 
 
 def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
-    """A file that Pillow reads; also HEIC, with the reader of an extra."""
+    """Opens a file that Pillow reads.
+
+    It reads HEIC, too, with the reader of an extra.
+    """
     formats = FORMATS
     if head[4:8] == b"ftyp" and b"avif" not in head[8:64] and b"avis" not in head[8:64]:
         with needs("heic"):
@@ -398,7 +414,10 @@ def _pillow(stream: BinaryIO, head: bytes) -> _Opened:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The decoded image, turned as its EXIF says; a damaged EXIF is ignored."""
+    """Returns the decoded image, turned as its EXIF says.
+
+    A damaged EXIF is ignored.
+    """
     image.load()
     turn = None
     with contextlib.suppress(Exception):
@@ -442,9 +461,10 @@ def _as_viewed(image: Image.Image, background: str) -> Image.Image:
 def _scaled(
     numbers: np.ndarray, bits: int | None, window: tuple[float, float] | None
 ) -> np.ndarray:
-    """Numbers in 8 bits: `255 (x - low) / (high - low)`, clipped; without a window the upper byte.
+    """Returns numbers in 8 bits: `255 (x - low) / (high - low)`, clipped.
 
-    The last of two or four channels is opacity, which has no window. NaN becomes black.
+    Without a window, it takes the upper byte. The last of two or four channels is opacity, which
+    has no window. NaN becomes black.
     """
     if numbers.shape[2:] in ((2,), (4,)):
         parts = [(numbers[..., :-1], window), (numbers[..., -1:], None)]
@@ -555,7 +575,10 @@ def _dicom_header(stream: BinaryIO, tags: list[Any] | None = None) -> Any:
 
 
 def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
-    """A DICOM image in units of its modality; without `window`, as its own one (VOI) shows it."""
+    """Opens a DICOM image in units of its modality.
+
+    Without `window`, the image is as its own window (VOI) shows it.
+    """
     header = _dicom_header(stream)
     import pydicom
     from pydicom import pixels
@@ -626,7 +649,10 @@ def _check_decoder(syntax: Any) -> None:
 
 
 def _size_of(frame: bytes) -> tuple[int, int] | None:
-    """Height and width in the header of a JPEG, JPEG-LS or JPEG 2000; its decoder obeys them."""
+    """Returns height and width in the header of a JPEG, JPEG-LS or JPEG 2000.
+
+    The decoder of the frame obeys them.
+    """
     if frame.startswith(b"\xff\x4f\xff\x51"):
         right, bottom, left, top = struct.unpack(">4I", frame[8:24])
         return bottom - top, right - left

@@ -51,12 +51,13 @@ class Rows(NamedTuple):
 
 
 def read(table: Path, columns: Sequence[str], log: Log) -> Rows:
-    """The rows of a file. Its suffix says the format; any other suffix is CSV.
+    """Reads the rows of a file in the format that its suffix says.
 
-    `columns` are names that the header should have; the separator of a CSV file follows from them.
-    Of Parquet, values of other columns are read only if they may name persons (`IDS`); otherwise
-    they are True, or None for a missing one. DataError for a missing file, for a file that is not
-    in the format of its suffix, and for a named column of Parquet that Python cannot hold.
+    A file with any other suffix is read as CSV. `columns` are names that the header should have;
+    the separator of a CSV file follows from them. Of Parquet, values of other columns are read only
+    if they may name persons (`IDS`); otherwise they are True, or None for a missing one. Raises
+    DataError for a missing file, for a file that is not in the format of its suffix, and for a
+    named column of Parquet that Python cannot hold.
     """
     if not table.is_file():
         raise DataError(f"{table}: no such file")
@@ -115,7 +116,10 @@ def _from_csv(table: Path, columns: list[str], log: Log) -> Rows:
 
 
 def _from_json(table: Path, log: Log) -> Rows:
-    """A list of objects; or the images of COCO, each with the one category of its annotations."""
+    """Reads a list of objects, or the images of COCO.
+
+    An image of COCO has the one category of its annotations.
+    """
     content = _json(_decoded(table, log), str(table))
     if isinstance(content, list):
         return _from_objects(table, content)
@@ -156,7 +160,10 @@ def _from_json(table: Path, log: Log) -> Rows:
 
 
 def _json(content: str, location: str) -> Any:
-    """The value of a JSON text; {} for a blank one. DataError, at `location`, for another text."""
+    """Returns the value of a JSON text, or {} for a blank one.
+
+    Raises DataError, at `location`, for any other text.
+    """
     if not content.strip():
         return {}
     try:
@@ -209,7 +216,10 @@ def text(value: object) -> str:
 
 
 def decimal(value: str) -> str:
-    """A number with a decimal point for its only comma, "89,5" as "89.5"; other text unchanged."""
+    """Writes the only comma of a number as a decimal point, "89,5" as "89.5".
+
+    Any other text is unchanged.
+    """
     return re.sub(r"^([+-]?\d+),(\d+)$", r"\1.\2", value)
 
 
@@ -219,7 +229,10 @@ def may_be_thousands(value: str) -> bool:
 
 
 def without_thousands(value: str) -> str:
-    """A number without its marks of thousands, "1.234,5" as "1234.5"; other text unchanged."""
+    """Leaves out the marks of thousands in a number, "1.234,5" as "1234.5".
+
+    Any other text is unchanged.
+    """
     whole = r"[+-]?\d{1,3}(?:([.,'’\s])\d{3})(?:\2\d{3})*"
     if not (match := re.fullmatch(rf"({whole})(?!\2)(?:[.,](\d+))?", value)):
         return value
@@ -228,7 +241,10 @@ def without_thousands(value: str) -> str:
 
 
 def printable(path: str) -> str:
-    r"""A path as text that can be encoded; `\udc…` stands for bytes that are not UTF-8."""
+    r"""Returns a path as text that can be encoded.
+
+    `\udc…` stands for bytes that are not UTF-8.
+    """
     return path.encode("utf-8", "backslashreplace").decode()
 
 
