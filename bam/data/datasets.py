@@ -158,7 +158,10 @@ def reader(source: str) -> Any:
 
 
 def entry_of(name: str) -> Entry:
-    """Returns the public properties of a data set; DataError for an unknown name."""
+    """Returns the public properties of a data set.
+
+    Raises DataError for an unknown name.
+    """
     if name != "folder" and name not in DATASETS:
         raise DataError(f"unknown data set {name!r}{choose(name, [*DATASETS, 'folder'])}")
     return DATASETS.get(name, FOLDER)

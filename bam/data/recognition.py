@@ -125,7 +125,10 @@ def _nearby(name: str, path: Path) -> list[Path]:
 
 
 def _of_another(name: str, path: Path) -> str:
-    """Says which other data set the files at a path are of; "" if none is recognised."""
+    """Says which other data set the files at a path belong to.
+
+    Returns "" if they are recognised as none.
+    """
     for other, facts in DATASETS.items():
         for source in ("archive", "tfds"):
             if other != name and source in facts.sources and find(other, source, path):
