@@ -106,7 +106,10 @@ def blank(dataset: Dataset, feature_map: FeatureMap) -> Dataset:
 def to_features(
     feature_map: FeatureMap, images: Num[np.ndarray | Array, "n h w c"]
 ) -> Float16[Array, "n h2 w2 c2"]:
-    """Float16 features of a data set's images; uint8 pixels are scaled to [0, 1] for the map."""
+    """Returns the features of a data set's images in float16.
+
+    uint8 pixels are scaled to [0, 1] for the map.
+    """
     if images.dtype != np.uint8 and not jnp.issubdtype(images.dtype, jnp.floating):
         raise DataError(f"a feature map takes uint8 pixels or floats in [0, 1], not {images.dtype}")
     pixels = jnp.asarray(images).astype(jnp.float32)
@@ -155,11 +158,11 @@ def loaded_or_computed(
     folder: Path | None,
     log: Callable[[str], None],
 ) -> np.ndarray:
-    """Features of a split: from the disk, if the same map wrote them; else computed and written.
+    """Loads the features of a split, or computes and writes them.
 
-    A file ends with the digest of the map's program, and `PROBED` rows are computed again. It
-    detects every change but those behind a callback to Python, in JAX itself or in the device;
-    the rows may detect these.
+    They are loaded if the same map wrote them to the disk. A file ends with the digest of the map's
+    program, and `PROBED` rows are computed again. The digest detects every change, except in JAX
+    itself, in the device and behind a callback to Python. The rows may detect these.
     """
     if folder is None:
         return _all_rows(computed, images, log)
@@ -190,7 +193,10 @@ def loaded_or_computed(
 
 
 def _read(file: Path, log: Callable[[str], None]) -> tuple[np.ndarray | None, bytes]:
-    """Features in a file and the digest behind them; (None, b"") without a readable file."""
+    """Returns the features in a file and the digest behind them.
+
+    Returns (None, b"") if there is no file that can be read.
+    """
     try:
         with file.open("rb") as opened:
             return np.lib.format.read_array(opened, allow_pickle=False), opened.read(33)
@@ -237,7 +243,10 @@ def _digest(traced: ClosedJaxpr) -> bytes:
 
 
 def _all_rows(computed: Computed, images: Images, log: Callable[[str], None]) -> np.ndarray:
-    """Features of all images; DataError if one is not finite."""
+    """Returns the features of all images.
+
+    Raises DataError if one is not finite.
+    """
     features = in_chunks(computed, images, log)
     bad = ~np.isfinite(features).all(axis=(1, 2, 3))
     if bad.any():

@@ -13,9 +13,9 @@ SHRUNK = (3, 4, 6, 8)  # factors; a crop of a shrunk photograph shows objects, a
 
 
 def crops(size: int = 32, channels: int = 3) -> Float32[np.ndarray, "n size size channels"]:
-    """Square crops of the photographs at several scales, with pixels in [0, 1]; always the same.
+    """Returns square crops of the photographs at several scales, with pixels in [0, 1].
 
-    Neighbours overlap by half. With one channel the crops are grey.
+    The crops are always the same. Neighbours overlap by half. With one channel the crops are grey.
     """
     if channels not in (1, 3):
         raise DataError(f"photographs have 3 channels, or 1 when grey, not {channels}")

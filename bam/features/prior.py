@@ -146,7 +146,10 @@ def encoder() -> ResNet9:
 def _activations(
     image: Float[Array, "s s c"], weights: Weights
 ) -> dict[str, Float[Array, "places k"]]:
-    """Means of `LAYERS` over places and over left and right; a grey image has equal channels."""
+    """Returns the means of `LAYERS` over places and over left and right.
+
+    The network sees a grey image as three equal channels.
+    """
     named = flax.traverse_util.unflatten_dict(dict(weights), sep="/")["network"]
     pixels = jnp.broadcast_to(image, (*image.shape[:2], 3))[None] - 0.5
     params = {"params": jax.tree.map(jnp.asarray, named)}
@@ -177,7 +180,10 @@ def patches(image: Float[Array, "h w c"]) -> Float[Array, "places p"]:
 def normalised(
     rows: Float[AnyArray, "places p"], sqrt: Callable[[AnyArray], AnyArray]
 ) -> Float[AnyArray, "places p"]:
-    """`(x - mean) / sqrt(variance + FLOOR)` of each patch; `sqrt` is that of NumPy or JAX."""
+    """Returns `(x - mean) / sqrt(variance + FLOOR)` for each patch.
+
+    `sqrt` is that of NumPy or JAX.
+    """
     rows = rows - rows.mean(axis=-1, keepdims=True)
     return rows / sqrt(rows.var(axis=-1, keepdims=True) + FLOOR)
 
