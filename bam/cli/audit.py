@@ -45,7 +45,7 @@ ONE_RUN_COLUMNS: tables.Columns = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `bam audit` with these arguments; returns a status of `options.STATUSES`."""
+    """Runs `bam audit` with these arguments and returns a status of `options.STATUSES`."""
     return command.run("audit", argv, audit)
 
 
@@ -63,7 +63,10 @@ def audit(flags: FlagValues) -> int:
 
 
 def _read_rows(path: Path) -> list[JsonObject]:
-    """The rows that an earlier command wrote; InputError for another file."""
+    """Reads the rows that an earlier command wrote.
+
+    Raises InputError if the file holds anything else.
+    """
     try:
         rows: list[JsonObject] = json.loads(files.read_bytes(path))
     except ValueError:
@@ -74,7 +77,10 @@ def _read_rows(path: Path) -> list[JsonObject]:
 
 
 def audit_methods(flags: FlagValues, rows: list[JsonObject], out: Path) -> None:
-    """Audits each method at the `SETTINGS` that `rows` lacks; adds results to `rows` and `out`."""
+    """Audits each method at the `SETTINGS` that `rows` lacks.
+
+    Adds each result to `rows` and to the file `out`.
+    """
     for method in flags.methods:
         p_values: dict[str, float] = {}  # whole runs are audited once for all settings
         for num_examples, batch_size in SETTINGS:
@@ -179,7 +185,10 @@ def config_of(method: str, batch_size: int, num_steps: int, epsilon: float) -> C
 def run(
     config: ConfigDict, num_examples: int, setting: JsonObject, p_values: dict[str, float]
 ) -> JsonObject:
-    """Audits one setting by many runs; returns its row, which begins with `setting`."""
+    """Audits one setting by many runs and returns its row.
+
+    The row begins with `setting`.
+    """
     started = time.perf_counter()
     plan = loop.build(config, canary.canary_dataset(num_examples)).plan
     present, absent = canary.scores(config, num_examples, setting["num_trials"], log=screen.show)

@@ -13,7 +13,7 @@ from bam.training import loop, public_clip
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `bam clip_norm` with these arguments; returns a status of `options.STATUSES`."""
+    """Runs `bam clip_norm` with these arguments and returns a status of `options.STATUSES`."""
     return command.run("clip_norm", argv, measure)
 
 

@@ -32,7 +32,7 @@ GROUP_SIZE = 4  # images of a user, in the printed command
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `bam data` with these arguments; returns a status of `options.STATUSES`."""
+    """Runs `bam data` with these arguments and returns a status of `options.STATUSES`."""
     return command.run("data", argv, data)
 
 
@@ -109,7 +109,10 @@ def _listed(flags: FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
 def _mapped(
     examples: list[listing.Example], pairs: Sequence[str], separator: str, log: rows.Log
 ) -> list[listing.Example]:
-    """Replaces labels by `pairs` of "FROM:TO"; `separator` divides an image's labels, "": one."""
+    """Replaces labels by `pairs` of "FROM:TO".
+
+    `separator` divides the labels of an image. If it is "", an image has one label.
+    """
     replacements = dict[str, str]()
     for pair in pairs:
         old, _, new = pair.rpartition(":")
@@ -240,7 +243,10 @@ def _lost(manifest: JsonObject) -> list[str]:
 
 
 def _command(out: Path, manifest: JsonObject, kind: str) -> str:
-    """A shell command that trains on a data set; `configs/folder.py` reads the rest from it."""
+    """Returns a shell command that trains on a data set.
+
+    `configs/folder.py` reads all other facts from the data set.
+    """
     values = {"dataset.path": str(out), "loss.name": LOSSES[kind]}
     if manifest["ids"]:
         # A constant, because the largest number of images of a user is private.
@@ -253,7 +259,10 @@ def _command(out: Path, manifest: JsonObject, kind: str) -> str:
 
 
 def _preprocessing(flags: FlagValues) -> Preprocessing:
-    """How flags turn files into pixels; InputError for a size or a window that is not numbers."""
+    """Reads from the flags how files become pixels.
+
+    Raises InputError for a size or a window that is not numbers.
+    """
     try:
         sides = [int(x) for x in flags.size.lower().split("x")]
     except ValueError:
@@ -282,9 +291,11 @@ def _preprocessing(flags: FlagValues) -> Preprocessing:
 def _with_patients(
     folder: Path, examples: Sequence[listing.Example], strict: bool, log: Callable[..., None]
 ) -> list[listing.Example]:
-    """Examples with the PatientID of their DICOM file as user; those without one are left out.
+    """Returns the examples with the PatientID of their DICOM file as user.
 
-    DataError for a PatientID of two issuers: as a rule of two hospitals that count alike.
+    Leaves out the examples whose file has none, or raises DataError for them if `strict`. Also
+    raises DataError for a PatientID that has two issuers. As a rule, these are two hospitals that
+    use the same numbers.
     """
     with_user, left_out, issuers = [], dict[str, str](), dict[str, str]()
     for example in examples:
@@ -310,7 +321,10 @@ def _with_patients(
 
 
 def show(data: Path, out: str) -> None:
-    """Prints the public facts of a data set, then private ones; draws images to the file `out`."""
+    """Prints the public facts of a data set, then the private ones.
+
+    Draws images to the file `out`.
+    """
     manifest = importing.read_manifest(data)
     shape = " × ".join(str(size) for size in manifest["shape"])
     train, test, _ = parquet.read(data, stays=lambda num_bytes: True)

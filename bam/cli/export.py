@@ -13,7 +13,7 @@ from bam.release.notes import FORM
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `bam export` with these arguments; returns a status of `options.STATUSES`."""
+    """Runs `bam export` with these arguments and returns a status of `options.STATUSES`."""
     return command.run("export", argv, export)
 
 

@@ -11,7 +11,7 @@ from bam.text import did_you_mean
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs `bam` with these arguments; returns a status of `options.STATUSES`.
+    """Runs `bam` with these arguments and returns a status of `options.STATUSES`.
 
     With `argv` it can be called from Python any number of times: it raises neither SystemExit nor
     an error. Without `argv` it is the program `bam`: it reads the command line, Ctrl-C ends it at

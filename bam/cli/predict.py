@@ -28,7 +28,7 @@ MOST_LISTED = 12  # classes whose recall is printed
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `bam predict` with these arguments; returns a status of `options.STATUSES`."""
+    """Runs `bam predict` with these arguments and returns a status of `options.STATUSES`."""
     return command.run("predict", argv, see)
 
 
@@ -98,7 +98,10 @@ def _warn(metadata: JsonObject, preprocessing: Preprocessing, images: Sequence[P
 
 
 def _recall(classes: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
-    """A line with the recall of each class; pairs are (true, predicted) classes."""
+    """Returns a line with the recall of each class.
+
+    `pairs` are (true, predicted) classes.
+    """
     num = collections.Counter(true for true, _ in pairs)
     right = collections.Counter(true for true, guess in pairs if true == guess)
     present = sorted((name for name in classes if num[name]), key=lambda x: right[x] / num[x])
@@ -110,7 +113,10 @@ def _recall(classes: Sequence[str], pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _records(rows: Sequence[Sequence[str]]) -> list[dict[str, object]]:
-    """Rows below their header as objects, with numbers as numbers; None for an empty cell."""
+    """Returns the rows below the header as objects, with numbers as numbers.
+
+    An empty cell becomes None.
+    """
     (header, *rest), names = rows, re.compile(r"file|class(_\d+)?")
     read = lambda name, x: x if names.fullmatch(name) else float(x)  # noqa: E731
     return [

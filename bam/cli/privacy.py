@@ -45,12 +45,15 @@ NUM_POINTS = 10  # steps at which ε is computed
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `bam privacy` with these arguments; returns a status of `options.STATUSES`."""
+    """Runs `bam privacy` with these arguments and returns a status of `options.STATUSES`."""
     return command.run("privacy", argv, account)
 
 
 def account(flags: FlagValues) -> None:
-    """Prints ε (or σ), ε over the steps and an attacker's best rates; or ε of several runs."""
+    """Prints ε (or σ), ε over the steps and the best rates of an attacker.
+
+    With `--plan`, it prints ε of several runs instead.
+    """
     if flags.plan:
         return account_for_all(
             flags.plan, flags.delta if flags["delta"].present else None, flags.json

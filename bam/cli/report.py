@@ -13,7 +13,7 @@ from bam.release.report import page
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `bam report` with these arguments; returns a status of `options.STATUSES`."""
+    """Runs `bam report` with these arguments and returns a status of `options.STATUSES`."""
     return command.run("report", argv, report)
 
 

@@ -17,7 +17,7 @@ from bam.training import methods
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `bam sweep` with these arguments; returns a status of `options.STATUSES`."""
+    """Runs `bam sweep` with these arguments and returns a status of `options.STATUSES`."""
     return command.run("sweep", argv, sweep)
 
 

@@ -12,7 +12,7 @@ from bam.training import devices, duration, loop, rundir, tuning
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `bam train` with these arguments; returns a status of `options.STATUSES`."""
+    """Runs `bam train` with these arguments and returns a status of `options.STATUSES`."""
     return command.run("train", argv, train)
 
 
@@ -48,7 +48,10 @@ def train(flags: FlagValues) -> int:
 
 
 def dry_run(trainer: loop.Trainer, tune: bool, show: Callable[[str], None]) -> None:
-    """Prints how long the run would take; with `tune` also the fastest microbatch size, first."""
+    """Prints how long the run would take.
+
+    With `tune`, it first finds the fastest microbatch size and prints it.
+    """
     if tune:
         sizes = ", ".join(map(str, tuning.sizes()))
         with waits.awaited(show, f"timing microbatches on {devices.name()}"):
