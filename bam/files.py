@@ -22,7 +22,10 @@ _DEEP = f"more than {DEEPEST} nested lists or objects"
 
 
 def user_path(text: str | os.PathLike[str]) -> Path:
-    """The path in a config or command, with `~` and `~USER` expanded; an unknown user stays."""
+    """Returns the path in a config or command, with `~` and `~USER` expanded.
+
+    `~USER` stays in the path if there is no such user.
+    """
     # `Path.expanduser` would raise RuntimeError for an unknown user.
     return Path(os.path.expanduser(text))
 
@@ -46,12 +49,18 @@ def read_bytes(path: Path, limit: int = 2**30) -> bytes:
 
 
 def read_json(path: Path) -> JsonObject:
-    """The JSON object in a file; InputError, in one line that names the file, for anything else."""
+    """Returns the JSON object in a file.
+
+    Raises InputError for anything else, in one line that names the file.
+    """
     return as_object(read_bytes(path), path)
 
 
 def as_object(text: str | bytes, path: Path) -> JsonObject:
-    """The JSON object in a text; InputError, in one line that names the file, for anything else."""
+    """Returns the JSON object in a text.
+
+    Raises InputError for anything else, in one line that names the file.
+    """
     try:
         value = json.loads(text)
     except ValueError:  # bytes that are not UTF-8, too
@@ -71,7 +80,10 @@ def as_object(text: str | bytes, path: Path) -> JsonObject:
 
 
 def write_json(path: Path, value: object, mode: int = 0o666) -> None:
-    """Writes strict, indented JSON, all or nothing; NaN and infinity are refused."""
+    """Writes strict, indented JSON, all or nothing.
+
+    NaN and infinity are refused.
+    """
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", mode)
 
 
@@ -130,7 +142,10 @@ def keep(path: Path) -> None:
 
 
 def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Makes a folder and its parents, unless they exist; their names outlive a power cut."""
+    """Makes a folder and its parents, unless they exist.
+
+    The new folders are still there after a power cut.
+    """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     for folder in missing:
@@ -138,9 +153,9 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
 
 
 def lock(folder: Path) -> IO[str]:
-    """Locks a folder until the returned file is closed; BlockingIOError if another process has it.
+    """Locks a folder until the returned file is closed.
 
-    The file is `LOCK` in the folder.
+    Raises BlockingIOError if another process has the lock. The file is `LOCK` in the folder.
     """
     import fcntl  # here, because Windows lacks it and `import bam` must work there
 
@@ -171,7 +186,10 @@ def check_replaceable(path: Path) -> None:
 
 
 def check_writable(file: str) -> None:
-    """OSError for a file ("": none) that cannot be written; called before any work."""
+    """Checks before any work that a file can be written.
+
+    Raises OSError if not. With "" there is no file to check.
+    """
     if not file:
         return
     folder = Path(file).parent

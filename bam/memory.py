@@ -118,10 +118,11 @@ def _fields(file: Path) -> dict[str, int]:
 
 
 def needs(program: Callable[..., Any], *args: Any) -> Needs | None:
-    """What a jitted function would take to run with these arguments; None if XLA does not tell.
+    """Returns what a jitted function would take to run with these arguments.
 
-    The function is compiled. JAX keeps the program, so that a call with such arguments compiles
-    nothing. It may be a partial one, as from `program.compiled_once`.
+    Returns None if XLA does not tell. The function is compiled. JAX keeps the program, so that a
+    call with such arguments compiles nothing. It may be a partial one, as from
+    `program.compiled_once`.
     """
     import jax  # here, so that importing this module takes no time
 
@@ -144,7 +145,10 @@ def needs(program: Callable[..., Any], *args: Any) -> Needs | None:
 
 
 def _free_on(hardware: list[Any]) -> tuple[int, int] | None:
-    """The `free` and `num_sharing` of `Needs` on devices; None if they do not tell."""
+    """Returns `free` and `num_sharing` of `Needs` for devices.
+
+    Returns None if they do not tell.
+    """
     if hardware[0].platform == "cpu":
         return free() // len(hardware), len(hardware)
     statistics = [device.memory_stats() for device in hardware]
@@ -154,7 +158,10 @@ def _free_on(hardware: list[Any]) -> tuple[int, int] | None:
 
 
 def check(program: Callable[..., Any], *args: Any, what: str, remedy: str) -> None:
-    """InputError, with a remedy, if a jitted function does not fit the memory; see `needs`."""
+    """Checks that a jitted function fits the memory, see `needs`.
+
+    Raises InputError, with a remedy, if it does not.
+    """
     needed = needs(program, *args)
     if needed and not needed.fits:
         raise InputError(f"{what} {needed}: {remedy}")

@@ -1,4 +1,4 @@
-"""Functions that a config names: they are imported, and called with the options of its section."""
+"""Imports the `MODULE:FUNCTION` of a config and calls it with the options of its section."""
 
 import contextlib
 import importlib
@@ -38,9 +38,10 @@ def options_of(function: Any, num_given: int) -> dict[str, Any]:
 
 
 def imported(role: str, name: str) -> Any:
-    """The function of a "MODULE:FUNCTION"; an InputError with its cause if it cannot be imported.
+    """Imports the function that a "MODULE:FUNCTION" names.
 
-    The message begins with `role`, for example "model". The current folder is searched last.
+    Raises InputError, with its cause, if it cannot be imported. The message begins with `role`, for
+    example "model". The current folder is searched last.
     """
     module, _, function = name.partition(":")
     # The folder is on the path for this import alone, and last: a file in it must not run in place
@@ -121,9 +122,9 @@ def refused_by(*parts: str) -> Iterator[None]:
 
 
 def fault_of_user(error: BaseException) -> str:
-    """The file and line of the user's code that raised an error, and its text; "" if bam raised it.
+    """Returns the file and line of the user's code that raised an error, and its text.
 
-    A library raises for the code that called it.
+    Returns "" if bam raised it. A library raises for the code that called it.
     """
     frames = frames_of_callers(error)
     if not frames or _is_of_bam(frames[-1]):

@@ -18,7 +18,10 @@ def text(*headings: str) -> Columns:
 
 
 def markdown(columns: Columns, rows: Iterable[Row], left: Sequence[str] = ()) -> str:
-    """A table in Markdown; `left` names further columns that are aligned left."""
+    """Returns a table in Markdown.
+
+    `left` names further columns that are aligned left.
+    """
     marks = ["---" if is_left(columns, name, left) else "---:" for name in columns]
     lines = ["| " + " | ".join(columns) + " |", "|" + "|".join(marks) + "|"]
     lines += ["| " + " | ".join(cell(row) for cell in columns.values()) + " |" for row in rows]
@@ -48,7 +51,10 @@ def plus_minus(mean: float, spread: float | None, form: str) -> str:
 
 
 def interval(estimate: JsonMapping | None, form: str) -> str:
-    """An estimate of `bam.sweep.comparison` with its confidence interval; "not run" for None."""
+    """Returns an estimate of `bam.sweep.comparison` with its confidence interval.
+
+    Returns "not run" for None.
+    """
     if estimate is None:
         return "not run"
     return plus_minus(estimate["mean"], estimate["half_width"], form)

@@ -36,7 +36,10 @@ class Screen(Protocol):
         """Prints a line."""
 
     def draw(self, line: str) -> None:
-        """Draws a line that the next one continues or replaces; "" ends or removes it."""
+        """Draws a line that the next one continues or replaces.
+
+        The text "" ends or removes the line.
+        """
 
     def draws_in_place(self) -> bool:
         """Whether a line can be replaced, as on a terminal."""
