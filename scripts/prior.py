@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, PyTree, UInt8
 
 from bam import files, provenance, waits
 from bam.cli import command, screen
-from bam.features.prior import LAYERS, PATCH, SHARES, SIDE, encoder, normalised, raw, squares
+from bam.features.prior import LAYERS, PATCH, SHARES, SIDE, encoder, normalise, raw, squares
 from bam.features.scattering import inverse_root
 from bam.text import plural
 from scripts import drawn
@@ -180,7 +180,7 @@ def directions(
     rows = np.concatenate(
         [images[:, i : i + PATCH, j : j + PATCH].reshape(len(images), -1) for i, j in places]
     )
-    rows = normalised(rows, np.sqrt)
+    rows = normalise(rows, np.sqrt)
     mean = rows.mean(axis=0)
     whiten = inverse_root(np.cov(rows, rowvar=False), 0.1).astype(np.float32)
     white = (rows - mean) @ whiten

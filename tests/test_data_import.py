@@ -290,7 +290,7 @@ def share_of_each(examples):
     num = Counter(x.label for x in examples)
     parts = [[x for x in examples if x.label == label] for label in num]
     return [
-        x for part in parts for y in (importing.stratified(part, round(len(part) / 3)),) for x in y
+        x for part in parts for y in (importing.stratify(part, round(len(part) / 3)),) for x in y
     ]
 
 
@@ -299,7 +299,7 @@ def share_of_each(examples):
 def test_adding_one_to_a_stratified_import_changes_one_in_training(units, num_test):
     """So that ε is for one image, or for one user, with any classes and whoever else is there."""
     everyone = dict(enumerate(units))
-    split = lambda examples: importing.stratified(examples, num_test)  # noqa: E731
+    split = lambda examples: importing.stratify(examples, num_test)  # noqa: E731
     try:
         trained = divided(everyone, split)
     except DataError as error:
@@ -811,4 +811,4 @@ def test_files_that_a_user_names_are_predicted_whatever_they_are(tmp_path):
     paths = [tmp_path / "x.dcm", *sorted((tmp_path / "masks").iterdir())]
     assert [*predict.images_of(paths)] == paths
     eight = Preprocessing((8, 8), 1)
-    assert (pixels.decoded(paths[0], eight) == 7).all()
+    assert (pixels.decode(paths[0], eight) == 7).all()

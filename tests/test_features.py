@@ -261,7 +261,7 @@ def test_kept_rows_that_differ_in_more_than_a_rounding_are_computed_again(tmp_pa
 def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
     images = datasets.load("digits").test.images[:20]
     computed = lambda x: extraction.to_features(lambda pixels: pixels, x)  # noqa: E731
-    extraction.loaded_or_computed(computed, b"", images, {}, tmp_path, lambda line: None)
+    extraction.load_or_compute(computed, b"", images, {}, tmp_path, lambda line: None)
     failures = iter([RuntimeError("out of memory")])
 
     def failing(x):
@@ -270,7 +270,7 @@ def test_a_map_that_fails_is_not_taken_for_a_damaged_file(tmp_path):
         return computed(x)
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        extraction.loaded_or_computed(failing, b"", images, {}, tmp_path, lambda line: None)
+        extraction.load_or_compute(failing, b"", images, {}, tmp_path, lambda line: None)
 
 
 def test_a_folder_that_cannot_be_written_loses_only_the_time(tmp_path):

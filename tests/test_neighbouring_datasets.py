@@ -198,10 +198,10 @@ def test_of_users_the_public_number_counts_users():
 
 def test_blank_rows_fill_a_split_up_to_the_public_number():
     split = Split(PIXELS[:3], LABELS[:3])
-    filled = datasets.padded(split, 5)
+    filled = datasets.pad_split(split, 5)
     assert (filled.images.shape, filled.labels.shape) == ((5, 8, 8, 1), (5,))
     assert not filled.images[3:].any() and np.array_equal(filled.images[:3], split.images)
-    assert datasets.padded(split, 3) is split
+    assert datasets.pad_split(split, 3) is split
 
 
 PRIVATE = {"num_examples": 100, "expected_batch_size": 50, "num_epochs": 2, "epsilon": 2.0}

@@ -15,7 +15,7 @@ from bam import models
 from bam.cli import command_line, run_lines
 from bam.data import datasets
 from bam.data.preprocessing import Preprocessing
-from bam.features.backbone import IN_JAX, backbone, expected
+from bam.features.backbone import IN_JAX, backbone, normalisation_of
 from bam.images import pixels
 from bam.models import finetune, normalisation
 from bam.models.normalisation import Normalisation
@@ -313,7 +313,7 @@ def fine_tuned(file, images, **settings):
 
 def test_logits_of_a_png_are_those_of_the_package_that_the_weights_are_from(network, picture):
     name, file = network
-    image = pixels.decoded(picture, Preprocessing((64, 64), 3))[None]
+    image = pixels.decode(picture, Preprocessing((64, 64), 3))[None]
     right = reference_logits(name, picture)
 
     def logits(**settings):
@@ -378,7 +378,7 @@ def test_the_plan_says_what_of_the_weights_preprocessing_is_not_used(
 
 def test_features_of_a_png_are_what_the_package_has_before_its_head(network, picture):
     name, file = network
-    image = pixels.decoded(picture, Preprocessing((64, 64), 3))[None].astype(np.float32) / 255
+    image = pixels.decode(picture, Preprocessing((64, 64), 3))[None].astype(np.float32) / 255
     weights, right = weights_of(name), reference_logits(name, picture)
     heads = ("head.bias", "fc.bias", "classifier.bias")
     head = next(x.removesuffix(".bias") for x in heads if x in weights)
@@ -398,12 +398,12 @@ def test_a_release_says_what_pixels_its_features_are_of(tmp_path):
     like = jax.eval_shape(network.init, jax.random.key(0))
     file = beside(tmp_path, {CONFIG: TIMM | {"input_size": [3, 16, 16]}})
     finetune.save(jax.tree.map(lambda x: jnp.full(x.shape, 0.01, x.dtype), like), file)
-    assert expected(str(file)).size == (16, 16)
-    assert expected(str(file), size=32, mean=0.5)[:3] == ((0.5,) * 3, tuple(STD), (32, 32))
+    assert normalisation_of(str(file)).size == (16, 16)
+    assert normalisation_of(str(file), size=32, mean=0.5)[:3] == ((0.5,) * 3, tuple(STD), (32, 32))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "w.safetensors").write_bytes(file.read_bytes())
-    bare = expected(str(elsewhere / "w.safetensors"))
+    bare = normalisation_of(str(elsewhere / "w.safetensors"))
     assert bare[:4] == ((0.5,) * 3, (0.5,) * 3, (224, 224), "bilinear")
 
     config = tiny_digits()

@@ -40,7 +40,7 @@ def test_an_archive_gives_what_its_folder_gives(tmp_path, name, prefix):
     top = tree(tmp_path / "x", TWO + "A/\xc3\x9c.png notes.txt __MACOSX/A/._1.png")
     archive = pack(tmp_path / name.replace("TAR", "tar"), top, prefix)
     archive = archive.rename(tmp_path / name)
-    with packed.unpacked(archive, tmp_path / "out") as place:
+    with packed.unpack(archive, tmp_path / "out") as place:
         there = {x.relative_to(place): x.read_bytes() for x in place.rglob("*") if x.is_file()}
         assert there == {x.relative_to(top): x.read_bytes() for x in top.rglob("*") if x.is_file()}
         root = next(x for x in tmp_path.iterdir() if x.name.startswith(".out-"))
@@ -225,7 +225,7 @@ def test_a_hostile_archive_is_refused_and_leaves_nothing(tmp_path, name):
     archive.write_bytes(content)
 
     def unpack():
-        with packed.unpacked(archive, tmp_path / "in" / "out"):
+        with packed.unpack(archive, tmp_path / "in" / "out"):
             raise AssertionError("was read")
 
     refused(message, unpack, kind=DataError)
@@ -237,7 +237,7 @@ def test_an_archive_in_several_streams_is_read_to_its_end(tmp_path, kind):
     """As programs that compress with several cores write it."""
     whole = tarred("x.png", "y.png", "z.png")
     (tmp_path / "x.tar").write_bytes(kind.compress(whole[:1024]) + kind.compress(whole[1024:]))
-    with packed.unpacked(tmp_path / "x.tar", tmp_path / "out") as place:
+    with packed.unpack(tmp_path / "x.tar", tmp_path / "out") as place:
         assert sorted(x.name for x in place.iterdir()) == ["x.png", "y.png", "z.png"]
 
 
@@ -247,9 +247,9 @@ def test_an_archive_that_fills_the_disk_is_refused_by_what_it_declares(tmp_path,
     for name, num_bytes in (("x.zip", 200), ("x.tar", 6)):
         usage = SimpleNamespace(free=2 * num_bytes)
         monkeypatch.setattr(packed.shutil, "disk_usage", lambda place, usage=usage: usage)
-        with packed.unpacked(tmp_path / name, tmp_path / "out") as place:
+        with packed.unpack(tmp_path / name, tmp_path / "out") as place:
             assert len(list(place.iterdir())) == 2
         usage.free -= 1
         with pytest.raises(DataError, match="too much for the disk"):
-            packed.unpacked(tmp_path / name, tmp_path / "out").__enter__()
+            packed.unpack(tmp_path / name, tmp_path / "out").__enter__()
     assert len(list(tmp_path.iterdir())) == 2

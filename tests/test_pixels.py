@@ -36,7 +36,7 @@ LEVELS[:1] = 120
 
 
 def decoded(file, preprocessing=GREY):
-    image = Image.open(io.BytesIO(pixels.encoded(file, preprocessing).png))
+    image = Image.open(io.BytesIO(pixels.encode(file, preprocessing).png))
     assert not image.info and not image.getexif() and image.mode in ("L", "RGB")
     return np.asarray(image)
 
@@ -373,7 +373,7 @@ def test_what_is_no_image_is_one_line(tmp_path, kind):
     suffix, content, message = REFUSED[kind]
     file = tmp_path / f"x.{suffix}"
     file.write_bytes(content)
-    refused(message, pixels.encoded, file, GREY, kind=DataError)
+    refused(message, pixels.encode, file, GREY, kind=DataError)
 
 
 def extended(offset, size):
@@ -388,11 +388,11 @@ def test_a_nifti_extension_is_not_read(tmp_path):
     file = tmp_path / "x.nii.gz"
     file.write_bytes(extended(offset=368, size=2**25 - 400))
     with at_most(8):
-        pixels.encoded(file, GREY)
+        pixels.encode(file, GREY)
     with pytest.raises(AssertionError, match="MiB"), at_most(8), contextlib.suppress(ValueError):
         nibabel.load(file)  # the control
     file.write_bytes(extended(offset=2**25, size=16))
-    refused("33,554,432 bytes before its numbers", pixels.encoded, file, GREY, kind=DataError)
+    refused("33,554,432 bytes before its numbers", pixels.encode, file, GREY, kind=DataError)
 
 
 VOLUME = np.random.default_rng(2).integers(0, 255, (4, 6, 8), np.uint8)  # right, front, top
@@ -419,11 +419,11 @@ def test_a_volume_of_any_orientation_is_one_picture(tmp_path, suffix):
         assert "".join(nibabel.aff2axcodes(image.affine)) == code
         nibabel.save(image, file)
         np.testing.assert_array_equal(decoded(file), VOLUME[:, :, 4])
-        assert not pixels.encoded(file, GREY).is_unoriented
+        assert not pixels.encode(file, GREY).is_unoriented
         content = bytearray(image.to_bytes())
         content[252:256] = bytes(4)  # the control: without its affine it is as it is stored
         file.write_bytes(gzip.compress(content) if suffix == "nii.gz" else content)
-        assert pixels.encoded(file, GREY).is_unoriented
+        assert pixels.encode(file, GREY).is_unoriented
         as_stored.add(decoded(file).tobytes())
     assert len(CODES) == 48 and len(as_stored) > 40
 
@@ -447,7 +447,7 @@ def test_an_orientation_is_of_the_sform_then_of_the_qform_and_may_be_oblique(tmp
     for wrong in (np.diag([1, 1, 0, 1]), np.diag([np.nan, 1, 1, 1])):
         image.header.set_sform(wrong, 1)
         file.write_bytes(image.header.binaryblock + bytes(4) + np.asarray(image.dataobj).tobytes())
-        refused("leads the axes nowhere", pixels.encoded, file, GREY, kind=DataError)
+        refused("leads the axes nowhere", pixels.encode, file, GREY, kind=DataError)
 
 
 @pytest.mark.parametrize("code", ["RAS", "LPS", "SRA", "IAL", "ASR"])
@@ -461,14 +461,14 @@ def test_a_slice_across_the_stored_order_takes_the_memory_that_is_asked_for(tmp_
     file = tmp_path / "x.nii"
     image = nibabel.Nifti1Image(np.zeros((64, 64, 640), np.int16), np.eye(4))
     nibabel.save(turned("SAR", image), file)
-    taken, decoding = [], pixels.decoding
-    monkeypatch.setattr(pixels, "decoding", lambda x: taken.append(x) or decoding(x))
+    taken, reserve = [], pixels.reserve_memory
+    monkeypatch.setattr(pixels, "reserve_memory", lambda x: taken.append(x) or reserve(x))
     window = GREY._replace(window=(0, 1))
     with at_most(2**-20 * 2 * image.dataobj.nbytes + 2):
-        pixels.encoded(file, window)
+        pixels.encode(file, window)
     assert taken[0] >= 2 * image.dataobj.nbytes
     nibabel.save(image, file)
-    pixels.encoded(file, window)
+    pixels.encode(file, window)
     assert taken[-1] < image.dataobj.nbytes  # a slice along the stored order
 
 
@@ -491,7 +491,7 @@ def test_an_image_takes_no_more_than_it_is_said_to(tmp_path, kind, mode):
     with pixels.open_pixels(file, how) as opened:
         most = opened.num_bytes / 2**20
     with at_most(most + 2, traced=False):
-        pixels.encoded(file, how)
+        pixels.encode(file, how)
 
 
 def test_what_a_large_image_takes_is_seen(tmp_path):
@@ -499,7 +499,7 @@ def test_what_a_large_image_takes_is_seen(tmp_path):
     file = tmp_path / "x.png"
     Image.fromarray(BIG.repeat(2, 0).repeat(2, 1)).save(file, compress_level=1)
     with pytest.raises(AssertionError, match="resident"), at_most(9, traced=False):
-        pixels.encoded(file, COLOUR)
+        pixels.encode(file, COLOUR)
 
 
 def test_what_would_take_more_than_the_budget_is_refused_before_it_is_decoded(
@@ -507,10 +507,10 @@ def test_what_would_take_more_than_the_budget_is_refused_before_it_is_decoded(
 ):
     file = tmp_path / "x.png"
     Image.fromarray(BIG).save(file)
-    assert pixels.encoded(file, GREY).png
+    assert pixels.encode(file, GREY).png
     monkeypatch.setattr(pixels, "DECODING", 2**24)
     with at_most(1):
-        refused("x.png: .*decoding takes up to 72,", pixels.encoded, file, GREY, kind=DataError)
+        refused("x.png: .*decoding takes up to 72,", pixels.encode, file, GREY, kind=DataError)
     assert pixels.check_ranges([file], GREY) == 0
 
 
@@ -520,7 +520,7 @@ def test_a_tile_larger_than_its_image_counts(tmp_path):
     content = b"II*\0" + struct.pack("<IH", 8, len(tags) + 1) + rows + bytes(4)
     (tmp_path / "x.tif").write_bytes(content.ljust(200, b"\0") + zlib.compress(bytes(9)).ljust(99))
     with at_most(8):
-        refused("decoding takes up to 8,585", pixels.encoded, tmp_path / "x.tif", GREY,
+        refused("decoding takes up to 8,585", pixels.encode, tmp_path / "x.tif", GREY,
                 kind=DataError)  # fmt: skip
 
 
@@ -533,7 +533,7 @@ def test_a_frame_larger_than_its_dicom_file_says_is_not_decoded(tmp_path, kind):
         file = tmp_path / "x.dcm"
         file.write_bytes(dicom(full(7, np.uint8), syntax=syntax, PixelData=frame))
         if message:
-            refused(message, pixels.encoded, file, GREY, kind=DataError)
+            refused(message, pixels.encode, file, GREY, kind=DataError)
         else:
             assert np.abs(decoded(file).astype(int) - 7).max() < 3
 
@@ -573,8 +573,8 @@ def test_compressed_dicom_that_is_not_read_is_one_line_with_a_remedy(tmp_path, c
     file = tmp_path / "x.dcm"
     file.write_bytes(compressed(*content))
     for _ in range(2):  # each read of a file
-        refused(message, pixels.encoded, file, GREY, kind=DataError)
-        refused(message, pixels.decoded, file, GREY, kind=DataError)
+        refused(message, pixels.encode, file, GREY, kind=DataError)
+        refused(message, pixels.decode, file, GREY, kind=DataError)
     assert caplog.records == []
     pydicom.config.logger.setLevel(logging.WARNING)  # the control: pydicom does log
     if "damaged or cut" in message:
@@ -602,7 +602,7 @@ def test_whole_frames_of_these_are_read(tmp_path, kind):
     syntax = uid.JPEGBaseline8Bit if kind == "JPEG" else uid.JPEG2000Lossless
     (tmp_path / "x.dcm").write_bytes(compressed(syntax, CODED[kind]))
     same = Preprocessing((64, 64), 1)
-    assert np.abs(pixels.decoded(tmp_path / "x.dcm", same)[..., 0].astype(int) - NOISE).max() < 60
+    assert np.abs(pixels.decode(tmp_path / "x.dcm", same)[..., 0].astype(int) - NOISE).max() < 60
 
 
 @pytest.mark.parametrize("name", ["pydicom", "pillow_heif", "nibabel"])
@@ -611,7 +611,7 @@ def test_a_package_that_is_not_installed_is_one_line(tmp_path, monkeypatch, name
     kind = {"pydicom": "DICOM", "pillow_heif": "HEIC", "nibabel": "NIfTI"}[name]
     file = tmp_path / f"x.{KINDS[kind][0]}"
     file.write_bytes(KINDS[kind][1])
-    for call in (pixels.encoded, lambda x, how: pixels.check_ranges([x], how)):
+    for call in (pixels.encode, lambda x, how: pixels.check_ranges([x], how)):
         refused(
             rf"{name} is not installed: .*\[{kind.lower()}\]",
             call,
@@ -726,7 +726,7 @@ def test_the_user_of_a_dicom_file_is_its_patient_and_nothing_else_is_kept(tmp_pa
     file = tmp_path / "x.dcm"
     file.write_bytes(dicom(full(77, np.uint8)))
     assert pixels.dicom_user(file) == ("p7", "")
-    written = pixels.encoded(file, GREY).png
+    written = pixels.encode(file, GREY).png
     assert b"Doe" in file.read_bytes() and b"Doe" not in written and b"p7" not in written
     assert chunks(written) == [b"IHDR", b"IDAT", b"IEND"]
     file.write_bytes(dicom(full(77, np.uint8), PatientID=""))

@@ -155,7 +155,7 @@ def test_names_are_those_of_the_manifest_or_the_file(folder, tmp_path, manifest,
         shutil.copy(file, tmp_path)
     if manifest is not None:
         (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    names, made = parquet.described(tmp_path)
+    names, made = parquet.describe(tmp_path)
     assert names == classes and (made and Preprocessing.from_json(made).shape) == shape
 
 

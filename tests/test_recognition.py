@@ -238,7 +238,7 @@ def test_every_source_has_a_name_and_every_data_set_its_files_in_words():
     assert set(recognition.KINDS) == kinds
     for name, entry in datasets.DATASETS.items():
         if "archive" in entry.sources:
-            assert len([*recognition._expected(name)]) == len(entry.sources)
+            assert len([*recognition._describe_files(name)]) == len(entry.sources)
 
 
 def test_a_config_that_changes_after_its_data_were_read_reads_others(tmp_path):

@@ -362,7 +362,7 @@ def test_threads_together_take_no_more_than_one_budget(monkeypatch, total):
 
     def decode(num_bytes):
         nonlocal taken, most
-        with pixels.decoding(num_bytes):
+        with pixels.reserve_memory(num_bytes):
             with lock:
                 taken += num_bytes
                 most = max(most, taken)

@@ -88,7 +88,7 @@ def test_no_user_has_a_say_in_which_rows_of_another_are_kept():
 
 
 def test_the_training_split_has_a_row_for_each_user_and_marks_empty_places():
-    made = users.grouped(IMAGES._replace(users=IDS), 3)
+    made = users.group_by_user(IMAGES._replace(users=IDS), 3)
     assert made.train.images.shape == (4, 3, 4, 4, 1)
     labels = IMAGES.train.labels
     assert made.train.labels.tolist() == [
@@ -97,7 +97,7 @@ def test_the_training_split_has_a_row_for_each_user_and_marks_empty_places():
     ]  # fmt: skip
     np.testing.assert_array_equal(made.train.images[2], IMAGES.train.images[[0, 3, 7]])
     assert made.test is IMAGES.test
-    assert users.grouped(IMAGES, 0) is IMAGES
+    assert users.group_by_user(IMAGES, 0) is IMAGES
 
 
 # The gradient of a user.
@@ -247,7 +247,7 @@ def test_every_example_of_a_user_has_views_of_its_own():
     same = np.broadcast_to(IMAGES.train.images[:1], (12, 4, 4, 1))
     alike = IMAGES._replace(train=IMAGES.train._replace(images=same), users=np.repeat([0, 1], 6))
     config = config_of(size=6, **{"augment.views": 2, "augment.shift": 2})
-    grouped = users.grouped(alike, 6)
+    grouped = users.group_by_user(alike, 6)
     rows = examples.rows_at(grouped.train, np.array([0]), None)
     row = {name: x[0] for name, x in rows.items()} | {"place": jnp.int32(1)}
     inputs = examples.inputs_of(config, grouped)
@@ -869,11 +869,11 @@ def test_a_data_set_with_a_row_of_nobody_is_refused(tmp_path):
     masked = np.ma.masked_array(IDS, IDS == 3)
     for given in (ids, masked):
         with pytest.raises(ValueError, match=r"row 11 \(from 0\) has no user"):
-            users.grouped(IMAGES._replace(users=given), 3)
+            users.group_by_user(IMAGES._replace(users=given), 3)
     np.save(tmp_path / "ids.npy", ids)
     with pytest.raises(ValueError, match=r"row 11 \(from 0\) has no user"):
-        users.grouped(users.with_ids(IMAGES, str(tmp_path / "ids.npy"), None), 3)
-    users.grouped(IMAGES._replace(users=IDS), 3)  # the control
+        users.group_by_user(users.with_ids(IMAGES, str(tmp_path / "ids.npy"), None), 3)
+    users.group_by_user(IMAGES._replace(users=IDS), 3)  # the control
 
 
 @pytest.mark.parametrize("nobody", ["", "nan", "None"])

@@ -127,7 +127,7 @@ def scores(
         dataset = canary_dataset(num_examples, canary_size=canary_size)
     built = loop.build(config, dataset)
     plan = built.plan
-    absent_split = users.grouped(dataset._replace(train=dataset.test), size).train
+    absent_split = users.group_by_user(dataset._replace(train=dataset.test), size).train
     canary_rows = 1 if size else canary_size  # a user is one row
     with_canary, without = built.dataset.train, absent_split
     start, canary = built.init(0), built.rows(np.array([CANARY]))

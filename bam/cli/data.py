@@ -55,7 +55,7 @@ def import_folder(flags: FlagValues, folder: Path) -> None:
         return
     screen.say(f"unpacking {folder} beside {flags.out}; the copy is removed at the end")
     is_outside = bool(flags.labels) and os.path.isfile(flags.labels)
-    with signals.as_exceptions(), packed.unpacked(folder, Path(flags.out), is_outside) as place:
+    with signals.as_exceptions(), packed.unpack(folder, Path(flags.out), is_outside) as place:
         one_line = " ".join(str(place).split())  # errors join their lines, and so a path's spaces
 
         def with_archive(text: str) -> str:
@@ -76,7 +76,7 @@ def _users_from(flags: FlagValues) -> str:
     return "folder" if flags.user_from else "file" if flags.user_column else ""
 
 
-def _listed(flags: FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
+def _list_images(flags: FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
     """Lists the images and their labels, from folders of classes or from a table."""
     if flags.labels:
         columns = {"file": flags.file_column, "label": flags.label_column}
@@ -103,10 +103,10 @@ def _listed(flags: FlagValues, folder: Path, log: rows.Log) -> listing.Listed:
             listed = listing.with_test(listed, more, folder, test, log)
     listed = importing.without_other_dicom(folder, listed, flags.all_dicom, log)
     separator = "," * (_kind(flags) == "several")
-    return listed._replace(examples=_mapped(listed.examples, flags.map, separator, log))
+    return listed._replace(examples=_replace_labels(listed.examples, flags.map, separator, log))
 
 
-def _mapped(
+def _replace_labels(
     examples: list[listing.Example], pairs: Sequence[str], separator: str, log: rows.Log
 ) -> list[listing.Example]:
     """Replaces labels by `pairs` of "FROM:TO".
@@ -134,7 +134,7 @@ def _mapped(
 
 def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
     kind, preprocessing = _kind(flags), _preprocessing(flags)
-    listed = _listed(flags, folder, log)
+    listed = _list_images(flags, folder, log)
     examples, num_listed = listed.examples, len(listed.examples)
     classes = flags.classes or sorted({x.label for x in examples}, key=_in_order)
     users = _users_from(flags)
@@ -149,7 +149,7 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
     if are_published:
         persons.check_each(folder, examples, users)
     if flags.stratify:
-        examples = importing.stratified(examples, flags.stratify)
+        examples = importing.stratify(examples, flags.stratify)
     options = importing.Options(
         kind=kind,
         preprocessing=preprocessing,
@@ -174,7 +174,7 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
             f"{have(num, 'NIfTI file')} no orientation (sform and qform code 0): used as "
             "stored, which may be turned or mirrored (NOT PRIVATE)"
         )
-    log(*_lost(manifest), *_unused(examples, options, manifest))
+    log(*_lost(manifest), *_unused_lines(examples, options, manifest))
     log(*_left_out(manifest["left_out"], f"; {out / importing.MANIFEST} lists all"))
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     log(
@@ -212,10 +212,10 @@ def _in_order(name: str) -> tuple[bool, int, str]:
     return not name.isdecimal(), int(name) if name.isdecimal() else 0, name
 
 
-def _unused(
+def _unused_lines(
     examples: Sequence[listing.Example], options: importing.Options, manifest: JsonObject
 ) -> list[str]:
-    """A line about the images that the printed command leaves unused."""
+    """Returns a line about the images that the printed command leaves unused, or no line."""
     trained = [x for x in examples if importing.split_of(x, options.test_share) == "train"]
     images = Counter(x.user for x in trained if x.user and x.file not in manifest["left_out"])
     num = sum(max(0, x - GROUP_SIZE) for x in images.values())

@@ -35,7 +35,7 @@ def views(
         return jnp.broadcast_to(image, (num_views, *image.shape))
     keys = jax.vmap(jax.random.split)(jax.random.split(key, num_views))
     begin = jax.vmap(lambda k: jax.random.randint(k, (2,), 0, 2 * shift + 1))(keys[:, 0]) - shift
-    rows, columns = (_reflected(begin[:, axis], image.shape[axis]) for axis in (0, 1))
+    rows, columns = (_reflect(begin[:, axis], image.shape[axis]) for axis in (0, 1))
     if flip != "none":
         mirrored = jax.vmap(jax.random.bernoulli)(keys[:, 1])
         columns = jnp.where(mirrored[:, None], columns[:, ::-1], columns)
@@ -73,8 +73,8 @@ def with_mixtures(
     return jnp.concatenate([inputs, alpha * inputs[first] + (1 - alpha) * inputs[second]])
 
 
-def _reflected(begin: Int[Array, " views"], size: int) -> Int[Array, "views size"]:
-    """The `size` row numbers of each view from `begin`, reflected into the image."""
+def _reflect(begin: Int[Array, " views"], size: int) -> Int[Array, "views size"]:
+    """Returns the `size` row numbers of each view from `begin`, reflected into the image."""
     period = max(1, 2 * (size - 1))
     row = (begin[:, None] + jnp.arange(size)) % period
     return jnp.minimum(row, period - row)

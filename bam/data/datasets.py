@@ -141,7 +141,7 @@ def load(
         train, test = files_of.read(name, location, stays)
     else:
         train, test, num_classes = files_of.read(location, shape, num_classes, stays)
-        described = files_of.described(location)
+        described = files_of.describe(location)
     for split, images in (("train", train.images), ("test", test.images)):
         if shape and images.shape[1:] != shape:
             raise DataError(
@@ -204,8 +204,8 @@ def streams(dataset: Dataset) -> bool:
     return isinstance(dataset.train.images, StoredImages)
 
 
-def padded(split: Split, num_rows: int) -> Split:
-    """The split with blank rows at its end, `num_rows` in all, which hide its number of rows."""
+def pad_split(split: Split, num_rows: int) -> Split:
+    """Adds blank rows to a split, up to `num_rows` in all, which hide its number of rows."""
     missing = num_rows - len(split.labels)
     if not missing:
         return split
@@ -243,10 +243,10 @@ def normalize(
 
     `(x / 255 - mean) / std` for uint8 pixels, `(x - mean) / std` for float features.
     """
-    return _normalized(images, dataset.mean, dataset.std)
+    return _normalize(images, dataset.mean, dataset.std)
 
 
-def _normalized(images: Any, mean: Any, std: Any) -> Any:
+def _normalize(images: Any, mean: Any, std: Any) -> Any:
     scale = 255 if images.dtype == np.uint8 else 1
     return (images.astype(np.float32) / scale - mean) / std
 
@@ -266,7 +266,7 @@ class Preparation(NamedTuple):
     def __call__(self, images: Num[np.ndarray | Array, "*b h w c"]) -> Float[Array, "*b h w c"]:
         """The inputs of images."""
         mean, std = (np.array(x, np.float32) for x in (self.mean, self.std))
-        inputs = jnp.asarray(_normalized(images, mean, std))
+        inputs = jnp.asarray(_normalize(images, mean, std))
         if self.input_clip_norm == 0:
             return inputs
         norm = jnp.sqrt(jnp.sum(jnp.square(inputs), axis=(-3, -2, -1), keepdims=True))

@@ -17,8 +17,8 @@ class Target(NamedTuple):
     offset: float = 0.0
     scale: float = 1.0
 
-    def learned(self, number: float) -> float:
-        """The label for a number in the files."""
+    def to_label(self, number: float) -> float:
+        """Returns the label for a number in the files."""
         return (number - self.offset) / self.scale
 
     def in_units(self, labels: np.ndarray) -> np.ndarray:

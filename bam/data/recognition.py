@@ -41,7 +41,7 @@ def source_of(name: str, path: Path) -> str:
         raise _no_archive(name, path)
     names = [visible(x.name) for x in sorted(itertools.islice(path.iterdir(), SOME))]
     holds = f"only {short_list(names, 5)}" if names else "it is empty"
-    advice = _advice(name, path) or f"expected {'; or '.join(_expected(name))}"
+    advice = _advice(name, path) or f"expected {'; or '.join(_describe_files(name))}"
     data = "Parquet files" if name == "folder" else f"data of {name}"
     raise DataError(f"{path} holds no {data}, {holds}: {advice}")
 
@@ -83,14 +83,14 @@ def find(name: str, source: str, path: Path) -> list[str]:
 
 def _no_archive(name: str, path: Path) -> DataError:
     """The error for a file that is no official archive of a data set."""
-    packed = archives.packed(name)
+    packed = archives.archive_names(name)
     or_file = f", or to a file {' or '.join(packed)}" if packed else ""
     advice = _of_another(name, path) or f"set --config.dataset.path to its folder{or_file}"
     return DataError(f"{path} is a file: {advice}")
 
 
-def _expected(name: str) -> Iterator[str]:
-    """The files that each source of a data set needs, in words."""
+def _describe_files(name: str) -> Iterator[str]:
+    """Yields the files that each source of a data set needs, in words."""
     entry = DATASETS.get(name, FOLDER)
     for source in sorted(entry.sources):
         if source == "archive":
@@ -111,7 +111,7 @@ def _advice(name: str, path: Path) -> str:
     if any(x.suffix.lower() in IMAGES for x in itertools.islice(path.rglob("*"), SOME)):
         command = f"bam data import {shlex.quote(str(path))} --out=DATA"
         return f"import images by `{command}`, and set --config.dataset.path=DATA"
-    zipped = archives.zipped(name, path)
+    zipped = archives.zip_names(name, path)
     return f"unpack {' and '.join(zipped)} there" if zipped else ""
 
 

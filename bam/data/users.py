@@ -79,7 +79,7 @@ def with_test_ids(
     return dataset._replace(test_users=test)
 
 
-def grouped(dataset: Dataset, size: int) -> Dataset:
+def group_by_user(dataset: Dataset, size: int) -> Dataset:
     """Returns the data set with one training row for each user.
 
     With a size of 0 it is the data set itself.

@@ -51,14 +51,14 @@ def backbone(
 
     Raises:
       InputError: for another model, and weights with another digest; also as `finetune.load` and
-        `expected`.
+        `normalisation_of`.
     """
     if not model.startswith(("vit_", "resnet18", "resnet50")):
         needed = "must be a vision transformer or a ResNet"
         raise InputError(f"--config.features.model={model!r} {needed}, such as vit_s16")
     if not weights:
         raise InputError("features.name=backbone needs weights: add --config.features.weights=FILE")
-    pixels = expected(weights, mean=mean, std=std, size=size, interpolation=interpolation)
+    pixels = normalisation_of(weights, mean=mean, std=std, size=size, interpolation=interpolation)
     shape = (*(pixels.size or (224, 224)), COLOURS)
     network = models.as_functions(models.create(model, 2, 64), shape)
     like = jax.eval_shape(network.init, jax.random.key(0))
@@ -89,8 +89,8 @@ def backbone(
     return features
 
 
-def expected(weights: str, **options: Any) -> Normalisation:
-    """The normalisation that weights expect: the given options, else the file beside them.
+def normalisation_of(weights: str, **options: Any) -> Normalisation:
+    """Returns the normalisation that weights expect: the given options, else the file beside them.
 
     Raises:
       InputError: as `normalisation.expected_by`.

@@ -88,7 +88,7 @@ def extract(
         _check_rows(computed, images)
     return _with_images(
         dataset,
-        lambda images: loaded_or_computed(computed, program, images, map_options, folder, log),
+        lambda images: load_or_compute(computed, program, images, map_options, folder, log),
     )
 
 
@@ -150,7 +150,7 @@ def _check_rows(computed: Computed, images: Images) -> None:
         )
 
 
-def loaded_or_computed(
+def load_or_compute(
     computed: Computed,
     program: bytes,
     images: Images,

@@ -102,13 +102,13 @@ def with_weights(weights: Weights) -> FeatureMap:
                 f"channels, got {height} × {width} × {channels}"
             )
 
-        def whitened(part: str, planes: Float[Array, "n places k"]) -> Float[Array, "n f"]:
+        def whiten(part: str, planes: Float[Array, "n places k"]) -> Float[Array, "n f"]:
             centre, matrix = (weights[f"{channels}/{part}/{k}"] for k in ("centre", "matrix"))
             rows = ((planes - centre) @ matrix).reshape(images.shape[0], -1)
             return jax.nn.standardize(rows) * LENGTH * (SHARES[part] / rows.shape[1]) ** 0.5
 
         parts = raw(images, weights)
-        each = [whitened(part, parts[part]) for part in SHARES]
+        each = [whiten(part, parts[part]) for part in SHARES]
         return jnp.concatenate(each, axis=1)[:, None, None]
 
     return features
@@ -133,7 +133,7 @@ def _parts(image: Float[Array, "s s c"], weights: Weights) -> dict[str, Float[Ar
     means = {"scattering": squares(planes, 4).reshape(16, -1)}
     for part, view in (("fine", image), ("coarse", squares(image, SIDE // 2))):
         filters = (weights[f"{channels}/{part}/{k}"] for k in ("mean", "projection"))
-        means[part] = _pooled(view, *filters)
+        means[part] = _pool(view, *filters)
     roots = {part: jnp.sqrt(jnp.maximum(mean, 0)) for part, mean in means.items()}
     return roots | _activations(image, weights)
 
@@ -170,14 +170,14 @@ def squares(planes: Float[AnyArray, "*n h w k"], side: int) -> Float[AnyArray, "
 
 
 def patches(image: Float[Array, "h w c"]) -> Float[Array, "places p"]:
-    """All patches of an image, `normalised`."""
+    """All patches of an image, each after `normalise`."""
     height, width = (side - PATCH + 1 for side in image.shape[:2])
     shifted = [image[i : i + height, j : j + width] for i in range(PATCH) for j in range(PATCH)]
     rows = jnp.concatenate(shifted, axis=-1).reshape(height * width, -1)
-    return normalised(rows, jnp.sqrt)
+    return normalise(rows, jnp.sqrt)
 
 
-def normalised(
+def normalise(
     rows: Float[AnyArray, "places p"], sqrt: Callable[[AnyArray], AnyArray]
 ) -> Float[AnyArray, "places p"]:
     """Returns `(x - mean) / sqrt(variance + FLOOR)` for each patch.
@@ -188,10 +188,10 @@ def normalised(
     return rows / sqrt(rows.var(axis=-1, keepdims=True) + FLOOR)
 
 
-def _pooled(
+def _pool(
     image: Float[Array, "s s c"], mean: np.ndarray, projection: np.ndarray
 ) -> Float[Array, "4 k"]:
-    """Responses above the threshold, averaged over each quarter and over image and mirror image."""
+    """Averages responses above the threshold over each quarter and over image and mirror image."""
     side = len(image) - PATCH + 1
     halves = np.zeros((2, side), np.float32)
     halves[0, : side // 2] = 1 / (side // 2)

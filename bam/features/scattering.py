@@ -62,14 +62,14 @@ def scattering(
                 f"scattering needs images with sides that are multiples of {STRIDE}, from "
                 f"{2 * STRIDE}, got {height} × {width}"
             )
-        planes = _scattered(images)
+        planes = _scatter(images)
         if mirror:
-            planes = (planes + _scattered(images[:, :, ::-1])) / 2
+            planes = (planes + _scatter(images[:, :, ::-1])) / 2
         if whiten:
             centre, matrix = _whitening(channels, whiten)
             planes = planes - centre[:, None, None]
             planes = jnp.einsum("kj,njrs->nkrs", matrix, planes, precision="highest")
-        return jnp.moveaxis(_standardised(planes, groups) if groups else planes, 1, -1)
+        return jnp.moveaxis(_standardise(planes, groups) if groups else planes, 1, -1)
 
     return features
 
@@ -91,16 +91,16 @@ def inverse_root(matrix: np.ndarray, ridge: float) -> np.ndarray:
     return np.asarray((vectors / np.sqrt(values + ridge)) @ vectors.T)
 
 
-def _standardised(planes: Float[Array, "n k h w"], groups: int) -> Float[Array, "n k h w"]:
-    """Each group of channels of an image at mean 0 and variance 1."""
+def _standardise(planes: Float[Array, "n k h w"], groups: int) -> Float[Array, "n k h w"]:
+    """Brings each group of channels of an image to mean 0 and variance 1."""
     if groups < 0 or planes.shape[1] % groups:
         raise InputError(f"features.groups must divide {planes.shape[1]} channels, got {groups}")
     grouped = planes.reshape(planes.shape[0], groups, -1)
     return jax.nn.standardize(grouped, axis=-1, epsilon=1e-5).reshape(planes.shape)
 
 
-def _scattered(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n k h2 w2"]:
-    """The transform, with channels before rows and columns."""
+def _scatter(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n k h2 w2"]:
+    """Returns the transform, with channels before rows and columns."""
     number, height, width, channels = images.shape
     planes = jnp.moveaxis(jnp.asarray(images, jnp.float32), -1, 1).reshape(-1, height, width)
     shape = number, channels * COEFFICIENTS, height // STRIDE, width // STRIDE
@@ -114,15 +114,15 @@ def _scattered_planes(planes: Float[Array, "n h w"]) -> Float[Array, "n k h2 w2"
     spectrum = jnp.fft.fft2(padded)[:, None]
     first = jnp.abs(jnp.fft.ifft2(spectrum * fine))  # [n, angles, h, w]
     # Every second pixel is enough for the larger scale; folding a spectrum subsamples its image.
-    first_coarse = jnp.abs(jnp.fft.ifft2(_folded(spectrum * coarse)))
-    second = jnp.abs(jnp.fft.ifft2(_folded(jnp.fft.fft2(first)[:, :, None] * coarse)))
+    first_coarse = jnp.abs(jnp.fft.ifft2(_fold(spectrum * coarse)))
+    second = jnp.abs(jnp.fft.ifft2(_fold(jnp.fft.fft2(first)[:, :, None] * coarse)))
     second = second.reshape(planes.shape[0], ANGLES * ANGLES, *second.shape[-2:])
     orders = padded[:, None], first, first_coarse, second
     return jnp.concatenate([_smooth(order, planes.shape[1:]) for order in orders], axis=1)
 
 
-def _folded(spectrum: Complex[Array, "*n h w"]) -> Complex[Array, "*n h/2 w/2"]:
-    """The spectrum of every second pixel of an image."""
+def _fold(spectrum: Complex[Array, "*n h w"]) -> Complex[Array, "*n h/2 w/2"]:
+    """Returns the spectrum of every second pixel of an image."""
     *n, height, width = spectrum.shape
     return spectrum.reshape(*n, 2, height // 2, 2, width // 2).mean(axis=(-4, -2))
 

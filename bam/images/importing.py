@@ -92,14 +92,14 @@ def run(
     check(examples, options)
     shards = _shards(examples, options)
     identity = _identity(folder, examples, options)
-    _recorded(out, identity)
+    _read_record(out, identity)
     num_animated = pixels.check_ranges([folder / x.file for x in examples], options.preprocessing)
     on_checked()
     # It holds pixels, labels and ids. A folder that was there may be open to others.
     files.make_folder(out, mode=0o700)
     out.chmod(0o700)
     with files.lock(out):
-        written = _written(folder, shards, out, identity, options, num_workers, on_shard)
+        written = _write_shards(folder, shards, out, identity, options, num_workers, on_shard)
         result = _manifest(examples, options, written, num_animated)
         # Before the last write, which forces the names in the folder to the disk. From now on the
         # journal refuses other imports, and an equal one writes equal bytes.
@@ -108,7 +108,7 @@ def run(
     return result
 
 
-def _recorded(out: Path, identity: str) -> JsonObject:
+def _read_record(out: Path, identity: str) -> JsonObject:
     """Returns the record of the same import in `out`, or {} without one.
 
     Raises DataError if `out` has any other content.
@@ -127,7 +127,7 @@ def _recorded(out: Path, identity: str) -> JsonObject:
     return record
 
 
-def _written(
+def _write_shards(
     folder: Path,
     shards: dict[str, list[Example]],
     out: Path,
@@ -138,7 +138,7 @@ def _written(
 ) -> dict[str, JsonObject]:
     """Writes the shards into the locked folder `out` and returns the `RECORD` of each."""
     journal = out / JOURNAL
-    recorded = _recorded(out, identity)  # again, because another import may have ended meanwhile
+    recorded = _read_record(out, identity)  # again, because another import may have ended meanwhile
     for partial in out.glob(f"{JOURNAL}.*.partial"):
         partial.unlink()
     for name in (*shards, MANIFEST):  # a file that stays may be open to others, too
@@ -315,7 +315,7 @@ def _number(label: str, options: Options) -> float:
     """The number that a network learns: the label in the units of its target, as float32."""
     target = Target(*(options.preprocessing.target or ()))
     with np.errstate(over="ignore"):
-        return float(np.float32(target.learned(float(label))))
+        return float(np.float32(target.to_label(float(label))))
 
 
 def read_manifest(out: Path) -> JsonObject:
@@ -341,7 +341,7 @@ def split_of(example: Example, test_share: float) -> str:
     return "test" if _hash(_unit(example)) < test_share * 2**64 else "train"
 
 
-def stratified(examples: Sequence[Example], num_test: int) -> list[Example]:
+def stratify(examples: Sequence[Example], num_test: int) -> list[Example]:
     """Puts `num_test` images of each class, those with the smallest hashes, in the test split.
 
     With users, `num_test` users; a user belongs to the class of most of its images. `num_test` is
@@ -433,7 +433,7 @@ def _write_shard(
     numbers, num_unoriented = list[float](), 0
     for example in shard:
         try:
-            picture = encoded(folder, example, options)
+            picture = encode(folder, example, options)
             pictures.append((example, picture.png))
             lost[picture.lost] += 1
             numbers += picture.numbers or ()
@@ -455,7 +455,7 @@ def _write_shard(
     }
 
 
-def encoded(folder: Path, example: Example, options: Options) -> pixels.Encoded:
+def encode(folder: Path, example: Example, options: Options) -> pixels.Encoded:
     """Returns the image of an example as a PNG, after the options' preprocessing.
 
     Raises DataError if that is impossible.
@@ -465,7 +465,7 @@ def encoded(folder: Path, example: Example, options: Options) -> pixels.Encoded:
         is_utf8 = "\\udc" not in example.file
         why = "not a readable file" if is_utf8 else "the name is not UTF-8"
         raise DataError(f"{file}: {why}")
-    return pixels.encoded(file, options.preprocessing)
+    return pixels.encode(file, options.preprocessing)
 
 
 def write(pngs: Sequence[bytes], examples: Sequence[Example], path: Path, options: Options) -> None:

@@ -73,7 +73,7 @@ def lines(
             f"figures by class (bam report), not accuracy alone{remedy}"
         )
     target = Target(*(options.preprocessing.target or ()))
-    numbers = [target.learned(float(x)) for x in labels if options.kind == "number"]
+    numbers = [target.to_label(float(x)) for x in labels if options.kind == "number"]
     if max(map(abs, numbers), default=0) > LARGE:
         # Not how far: the two numbers are published, and this one is somebody's.
         warnings.append(
@@ -99,7 +99,7 @@ def _same_bytes(paths: Sequence[Path], pool: Executor) -> list[list[int]]:
     sizes = {i: size for i in readable if (size := paths[i].stat().st_size)}
     times = Counter(sizes.values())
     candidates = [i for i, size in sizes.items() if times[size] > 1]
-    return _grouped(candidates, pool.map(importing.sha256, [paths[i] for i in candidates]))
+    return _group(candidates, pool.map(importing.sha256, [paths[i] for i in candidates]))
 
 
 def _alike(
@@ -110,7 +110,7 @@ def _alike(
 
     def small(example: Example) -> np.ndarray | None:
         try:
-            return pixels.decoded(folder / example.file, grey).ravel()
+            return pixels.decode(folder / example.file, grey).ravel()
         except DataError:
             return None
 
@@ -125,11 +125,11 @@ def _alike(
     source, is_near = np.repeat(np.arange(num), 4), near < num  # `num` marks a missing neighbour
     pairs = sparse.coo_array((is_near[is_near], (source[is_near], near[is_near])), (num, num))
     group = sparse.csgraph.connected_components(pairs, directed=False)[1]
-    return _grouped(list(read), group[inverse.ravel()].tolist())
+    return _group(list(read), group[inverse.ravel()].tolist())
 
 
-def _grouped(numbers: Sequence[int], keys: Iterable[object]) -> list[list[int]]:
-    """Groups of two or more numbers with the same key."""
+def _group(numbers: Sequence[int], keys: Iterable[object]) -> list[list[int]]:
+    """Returns groups of two or more numbers with the same key."""
     groups = defaultdict[object, list[int]](list)
     for number, key in zip(numbers, keys, strict=True):
         groups[key].append(number)

@@ -161,7 +161,7 @@ def in_class_folders(
     if by_folder:
         _warn_of_inner(examples, depth, log)
     unique = _unique(folder, folder, examples, unused, log)
-    divided = unique if split else _divided(folder, unique, validation, unused, log)
+    divided = unique if split else _assign_splits(folder, unique, validation, unused, log)
     return Listed(divided, len(all_images), unused)
 
 
@@ -265,7 +265,7 @@ def in_table(
     unique = _unique(folder, table, examples, Counts(), log)
     if not use_masks:
         unique = _rows_without_masks(folder, table, images, unique, unused, log)
-    divided = _divided(table, unique, validation, unused, log)
+    divided = _assign_splits(table, unique, validation, unused, log)
     return Listed(divided, len(images) + len(used.difference(on_disk)), unused)
 
 
@@ -611,7 +611,7 @@ def _names(folder: Path, path: Path) -> tuple[str, ...]:
     return tuple(map(rows.normal, path.relative_to(folder).parts))
 
 
-def _divided(
+def _assign_splits(
     source: Path, examples: list[Example], validation: str, unused: Counts, log: rows.Log
 ) -> list[Example]:
     """Returns the examples with their split.

@@ -47,7 +47,7 @@ def is_packed(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def unpacked(archive: Path, near: Path, keep_top: bool = False) -> Iterator[Path]:
+def unpack(archive: Path, near: Path, keep_top: bool = False) -> Iterator[Path]:
     """Unpacks an archive into a folder beside `near`, which is removed at the end.
 
     Only its owner can read the folder. If the archive holds a single folder, that folder is

@@ -78,7 +78,7 @@ class _Opened(NamedTuple):
 
 
 @contextlib.contextmanager
-def decoding(num_bytes: int) -> Iterator[None]:
+def reserve_memory(num_bytes: int) -> Iterator[None]:
     """Waits until `num_bytes` of the `DECODING` bytes that threads share are free, and holds them.
 
     A thread must not nest two calls, or threads could wait for each other for ever. InputError for
@@ -121,7 +121,7 @@ class Encoded(NamedTuple):
     is_unoriented: bool = False
 
 
-def encoded(file: Path, preprocessing: Preprocessing) -> Encoded:
+def encode(file: Path, preprocessing: Preprocessing) -> Encoded:
     """Returns an image file as a PNG of 8 bits a channel.
 
     The picture is as a viewer shows it: the first frame, upright, in sRGB, on the background. It is
@@ -129,7 +129,7 @@ def encoded(file: Path, preprocessing: Preprocessing) -> Encoded:
     file cannot be decoded.
     """
     written = io.BytesIO()
-    image, opened = _fitted(file, preprocessing)
+    image, opened = _fit_to_size(file, preprocessing)
     image.save(written, "PNG")
     colours = image.getcolors(3)  # None: more than three
     is_small = any(ENLARGED * x < y for x, y in zip(opened.size, preprocessing.size, strict=True))
@@ -139,20 +139,20 @@ def encoded(file: Path, preprocessing: Preprocessing) -> Encoded:
     return Encoded(written.getvalue(), lost, ends and ends[:2], opened.is_unoriented)
 
 
-def decoded(file: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "h w c"]:
-    """The pixels of the PNG that `encoded` makes."""
-    return np.asarray(_fitted(file, preprocessing)[0]).reshape(preprocessing.shape)
+def decode(file: Path, preprocessing: Preprocessing) -> UInt8[np.ndarray, "h w c"]:
+    """Returns the pixels of the PNG that `encode` makes."""
+    return np.asarray(_fit_to_size(file, preprocessing)[0]).reshape(preprocessing.shape)
 
 
-def _fitted(file: Path, preprocessing: Preprocessing) -> tuple[Image.Image, _Opened]:
-    """The picture in its size, and what the header of the file says."""
+def _fit_to_size(file: Path, preprocessing: Preprocessing) -> tuple[Image.Image, _Opened]:
+    """Returns the picture in its size, and what the header of the file says."""
     result = PIXEL_BYTES * math.prod(preprocessing.size)
-    with open_pixels(file, preprocessing) as opened, decoding(opened.num_bytes + result):
+    with open_pixels(file, preprocessing) as opened, reserve_memory(opened.num_bytes + result):
         image = opened.read()
         if isinstance(image, np.ndarray):
-            image = _scaled(image, opened.bits, preprocessing.window)
+            image = _scale(image, opened.bits, preprocessing.window)
             image = Image.fromarray(image[..., 0] if image.shape[2:] == (1,) else image)
-        image = _as_viewed(image, preprocessing.background)
+        image = _to_srgb(image, preprocessing.background)
         image = ImageOps.invert(image) if opened.inverted else image
         image = image.convert(MODES[preprocessing.channels])
         fitted = ImageOps.fit(image, preprocessing.size[::-1], Image.Resampling.LANCZOS)
@@ -188,7 +188,7 @@ def _ends(file: Path, preprocessing: Preprocessing) -> tuple[float, float, float
     with (
         contextlib.suppress(DataError),
         open_pixels(file, preprocessing) as opened,
-        decoding(opened.num_bytes),
+        reserve_memory(opened.num_bytes),
     ):
         if opened.bits is not None and opened.bits <= 8:
             return None
@@ -443,8 +443,8 @@ def _both_bytes(stream: BinaryIO, raw: str) -> np.ndarray:
     return read(raw).astype(np.uint16) << 8 | read(raw[:-1] + other)
 
 
-def _as_viewed(image: Image.Image, background: str) -> Image.Image:
-    """An image of 8 bits in sRGB: converted from its colour profile, on the background."""
+def _to_srgb(image: Image.Image, background: str) -> Image.Image:
+    """Converts an image of 8 bits from its colour profile to sRGB, on the background."""
     profile = image.info.get("icc_profile")
     image = image.convert("LA") if image.mode == "La" else image
     if image.has_transparency_data:
@@ -458,9 +458,7 @@ def _as_viewed(image: Image.Image, background: str) -> Image.Image:
     return image.convert("RGB")
 
 
-def _scaled(
-    numbers: np.ndarray, bits: int | None, window: tuple[float, float] | None
-) -> np.ndarray:
+def _scale(numbers: np.ndarray, bits: int | None, window: tuple[float, float] | None) -> np.ndarray:
     """Returns numbers in 8 bits: `255 (x - low) / (high - low)`, clipped.
 
     Without a window, it takes the upper byte. The last of two or four channels is opacity, which
@@ -468,7 +466,7 @@ def _scaled(
     """
     if numbers.shape[2:] in ((2,), (4,)):
         parts = [(numbers[..., :-1], window), (numbers[..., -1:], None)]
-        return np.concatenate([_scaled(x, bits, limits) for x, limits in parts], axis=-1)
+        return np.concatenate([_scale(x, bits, limits) for x, limits in parts], axis=-1)
     if bits and (window is None or bits <= 8):
         eight = numbers >> (bits - 8) if bits >= 8 else numbers * 255.0 / (2**bits - 1)
         return np.minimum(eight, 255).astype(np.uint8)
@@ -614,7 +612,7 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
             raise InputError(f"{why}; damaged or cut short {syntax.name}") from None
         if kind == "PALETTE COLOR":
             numbers = pixels.apply_color_lut(numbers, data)
-            return _scaled(numbers, 8 * numbers.itemsize, None)
+            return _scale(numbers, 8 * numbers.itemsize, None)
         if not kind.startswith("MONO"):
             return numbers
         numbers = numbers if plain else pixels.apply_modality_lut(numbers, data)
@@ -622,9 +620,9 @@ def _dicom(stream: BinaryIO, window: tuple[float, float] | None) -> _Opened:
             return numbers
         if voi:
             viewed = pixels.apply_voi_lut(np.rint(numbers).astype(np.int64), data)
-            return _scaled(viewed, voi[0].LUTDescriptor[2], None)
+            return _scale(viewed, voi[0].LUTDescriptor[2], None)
         low, high = pixels.apply_voi_lut(np.array([-1e9, 1e9]), data)
-        return _scaled(pixels.apply_voi_lut(numbers, data), None, (low, high))
+        return _scale(pixels.apply_voi_lut(numbers, data), None, (low, high))
 
     read_bits = 8 if use_voi or kind == "PALETTE COLOR" else bits
     size, pixel_bytes = (header.Rows, header.Columns), PIXEL_BYTES + 16 * max(2, values)

@@ -66,7 +66,7 @@ def read(table: Path, columns: Sequence[str], log: Log) -> Rows:
         case ".parquet" | ".pq":
             return _from_parquet(table, names)
         case ".jsonl" | ".ndjson":
-            lines = _decoded(table, log).split("\n")
+            lines = _read_text(table, log).split("\n")
             objects = [_json(x, f"{table}: row {k}") for k, x in enumerate(lines, 1)]
             return _from_objects(table, objects)
         case ".json":
@@ -98,7 +98,7 @@ def _column_values(table: Path, name: str, column: Any, names: list[str]) -> lis
 
 
 def _from_csv(table: Path, columns: list[str], log: Log) -> Rows:
-    decoded = _decoded(table, log)
+    decoded = _read_text(table, log)
     content = decoded.lstrip("\n")
     first = content.partition("\n")[0].replace('"', "").casefold()
     # Not the sniffer of `csv`, which guesses from the rows: some names of the header are known.
@@ -120,7 +120,7 @@ def _from_json(table: Path, log: Log) -> Rows:
 
     An image of COCO has the one category of its annotations.
     """
-    content = _json(_decoded(table, log), str(table))
+    content = _json(_read_text(table, log), str(table))
     if isinstance(content, list):
         return _from_objects(table, content)
     parts: list[Any] = [content.get(x) if isinstance(content, dict) else None for x in _COCO]
@@ -179,8 +179,8 @@ def _from_objects(table: Path, objects: list[Any]) -> Rows:
     return Rows(header, [[row.get(key) for key in header] for row in objects])
 
 
-def _decoded(table: Path, log: Log) -> str:
-    """The text of a file in UTF-8, UTF-16 or, as `log` then says, a Windows encoding."""
+def _read_text(table: Path, log: Log) -> str:
+    """Reads the text of a file in UTF-8, UTF-16 or, as `log` then says, a Windows encoding."""
     data = files.read_bytes(table)
     if data[:2] == b"PK":
         raise DataError(f"{table}: is a workbook or an archive: save it as CSV")

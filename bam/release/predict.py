@@ -20,7 +20,7 @@ from bam.data.preprocessing import Preprocessing, Target
 from bam.extras import MissingExtraError
 from bam.files import JsonObject
 from bam.images import listing, rows
-from bam.images.pixels import decoded
+from bam.images.pixels import decode
 from bam.release.load import Released, features_name
 
 TOGETHER = 16  # images in a batch, at most; all batches have one size, so XLA compiles once
@@ -109,7 +109,7 @@ def outputs_of(
 
     def read(file: Path) -> np.ndarray | DataError:
         try:
-            return decoded(file, preprocessing)
+            return decode(file, preprocessing)
         except (DataError, MissingExtraError) as error:  # some formats need an extra
             return DataError(str(error))
 

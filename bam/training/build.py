@@ -71,7 +71,7 @@ def build(
         """Returns the data set with a row for each unit of privacy, and its normalisation."""
         datasets.check(dataset, check_labels)
         dataset, normalisation = loading.normalise(config, dataset)
-        return users.grouped(dataset, config.dataset.group_size), normalisation
+        return users.group_by_user(dataset, config.dataset.group_size), normalisation
 
     # Kept by the function itself, because a changed copy of the trainer loads the same data.
     @functools.cache

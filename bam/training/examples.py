@@ -71,7 +71,7 @@ class Rows:
         self._all = None
         if not isinstance(split.images, StoredImages):
             # Padded to N of the plan, so that no shape tells the number of rows.
-            padded = datasets.padded(split, plan.num_examples)
+            padded = datasets.pad_split(split, plan.num_examples)
             self._all = devices.replicate(_flat(padded), mesh)
 
     def read(
@@ -142,7 +142,7 @@ def example_of(inputs: Inputs, step_key: Array, step: Int[Array, ""]) -> Callabl
     the rest: `key` and `step` are for oracles of your own, and `row`, the row's number, is for
     audits. A gradient must not depend on `row`, because a row that is removed may renumber all
     later ones. A user has the views of all its examples in `image`, a label for each, and the mask
-    `present` (`users.grouped`).
+    `present` (`users.group_by_user`).
     """
     options: Any = {"num_views": inputs.num_views, "shift": inputs.shift, "flip": inputs.flip}
 

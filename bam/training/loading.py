@@ -220,7 +220,7 @@ def features_normalisation(section: ConfigDict) -> Normalisation | None:
     if section.get("name") != "backbone" or not section.get("weights"):
         return None
     options = ("weights", "mean", "std", "size", "interpolation")
-    return backbone.expected(**{x: section.get(x) for x in options})
+    return backbone.normalisation_of(**{x: section.get(x) for x in options})
 
 
 def normalise(

@@ -295,12 +295,12 @@ def find(name: str, path: Path) -> list[str]:
     return [file.name for file in files]
 
 
-def packed(name: str) -> tuple[str, ...]:
+def archive_names(name: str) -> tuple[str, ...]:
     """Returns the names of the archives of a data set that `read` unpacks itself."""
     return tuple(layout.archive for layout in _LAYOUTS.get(name, ()))
 
 
-def zipped(name: str, path: Path) -> list[str]:
+def zip_names(name: str, path: Path) -> list[str]:
     """Returns the official archives of ImageNet32 in a folder, which `read` does not unpack."""
     files = [path / f"{folder}.zip" for folder in _IMAGENET32_FOLDERS * (name == "imagenet32")]
     return [file.name for file in files if file.is_file()]

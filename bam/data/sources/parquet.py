@@ -86,8 +86,8 @@ def read(
     return splits[0], splits[1], num_classes
 
 
-def described(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
-    """`Dataset.classes` and `Dataset.preprocessing`, from the manifest or the first file."""
+def describe(path: Path) -> tuple[tuple[str, ...], JsonObject | None]:
+    """Reads `Dataset.classes` and `Dataset.preprocessing` from the manifest or the first file."""
     first = _paths(path, "train")[0]
     with readable(first):
         names = _class_names(pq.read_schema(first))
@@ -218,22 +218,22 @@ class _Files:
         labels = [self._labels(number, num_classes) for number in range(len(self.paths))]
         if streamed:
             rows = np.arange(self.num_rows)
-            images: Any = StoredImages(self._encoded, shape, rows, self._place, self._digest)
+            images: Any = StoredImages(self._read_image, shape, rows, self._place, self._digest)
         else:
-            images = _joined(
+            images = _join(
                 [
-                    decode_images(self._all_encoded(number, math.prod(shape)), str(file), shape)
+                    decode_images(self._read_images(number, math.prod(shape)), str(file), shape)
                     for number, file in enumerate(self.paths)
                 ]
             )
-        return Split(images, _joined(labels))
+        return Split(images, _join(labels))
 
     def first_shape(self) -> tuple[int, int, int]:
         """Returns the shape of the first image.
 
         DataError without one.
         """
-        first = [self._encoded(0)] if self.num_rows else []
+        first = [self._read_image(0)] if self.num_rows else []
         return decode_images(first, str(self.paths[0])).shape[1:]
 
     def _labels(self, number: int, num_classes: int) -> np.ndarray:
@@ -248,8 +248,8 @@ class _Files:
         is_class = numbers.dtype == np.int64
         return check_labels(numbers, num_classes, str(file)) if is_class else numbers
 
-    def _all_encoded(self, number: int, bytes_per_image: int) -> list[bytes | None]:
-        """The encoded images of a file."""
+    def _read_images(self, number: int, bytes_per_image: int) -> list[bytes | None]:
+        """Returns the encoded images of a file."""
         file, footer, (image, _) = self.paths[number], self._footers[number], self._columns[number]
         # 64 more bytes a row, for its label and for pointers to its image.
         check_memory(footer.num_rows * (bytes_per_image + 64), str(file))
@@ -258,7 +258,7 @@ class _Files:
             columns = (pc.struct_field(batch.column(image), "bytes") for batch in batches)
             return [encoded for column in columns for encoded in column.to_pylist()]
 
-    def _encoded(self, row: int) -> bytes | None:
+    def _read_image(self, row: int) -> bytes | None:
         """Returns the encoded image of a row, for which Parquet reads the complete row group."""
         part = int(np.searchsorted(self._ends, row, side="right"))
         number, group, rows = self._groups[part].tolist()
@@ -332,7 +332,7 @@ def _check_listed(folder: Path) -> None:
             )
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
+def _join(parts: list[np.ndarray]) -> np.ndarray:
     """Returns the concatenated arrays, for a moment in twice the memory.
 
     A single array is unchanged.
