@@ -93,13 +93,13 @@ def write_text(path: Path, text: str, mode: int = 0o666) -> None:
 
 
 def write_bytes(path: Path, content: bytes, mode: int = 0o666) -> None:
-    """Writes bytes to a file, as `written` does."""
-    with written(path, mode) as file:
+    """Writes bytes to a file, as `write_atomically` does."""
+    with write_atomically(path, mode) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
-def written(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+def write_atomically(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Yields a file to write, which gets its name once all its content is on the disk.
 
     After a crash at any moment, the path has its old content or all of the new, also if other

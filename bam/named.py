@@ -37,7 +37,7 @@ def options_of(function: Any, num_given: int) -> dict[str, Any]:
     return options | ({ANY: None} if takes_any else {})
 
 
-def imported(role: str, name: str) -> Any:
+def import_function(role: str, name: str) -> Any:
     """Imports the function that a "MODULE:FUNCTION" names.
 
     Raises InputError, with its cause, if it cannot be imported. The message begins with `role`, for

@@ -58,7 +58,7 @@ class Part(NamedTuple):
     @property
     def make(self) -> Callable[..., Any]:
         """The function."""
-        function: Callable[..., Any] = named.imported("part", self.maker)
+        function: Callable[..., Any] = named.import_function("part", self.maker)
         return function
 
     @property

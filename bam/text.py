@@ -131,13 +131,13 @@ def one_line(value: Any, without: str = "`|") -> Any:
     return value
 
 
-def quoted(text: str, width: int = 96) -> str:
-    r"""A text as an indented block of Markdown, in which nothing counts as Markdown or HTML.
+def quote(text: str, width: int = 96) -> str:
+    r"""Writes a text as an indented block, in which nothing counts as Markdown or HTML.
 
     Every line begins with four spaces, so none can pass for a line of the page around it.
 
     Examples:
-      >>> quoted("# none\n<b>*bold*</b>\x1b[2J")
+      >>> quote("# none\n<b>*bold*</b>\x1b[2J")
       '    # none\n    <b>*bold*</b> [2J'
     """
     plain = (one_line(line.expandtabs(4), "").rstrip() for line in text.splitlines())

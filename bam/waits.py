@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol, runtime_checkable
 
-PATIENCE = 3.0  # seconds; a shorter wait gets no line that stays
-SOON = 0.5  # seconds; a shorter wait gets no line on a terminal either
-TICK = 1.0  # seconds between two drawings of a bar
+KEEP_AFTER = 3.0  # seconds; a shorter wait gets no line that stays
+DRAW_AFTER = 0.5  # seconds; a shorter wait gets no line on a terminal either
+REDRAW_EVERY = 1.0  # seconds between two drawings of a bar
 BAR = 20  # cells
 
 Log = Callable[[str], None]
@@ -89,11 +89,11 @@ class Wait:
 
 @contextlib.contextmanager
 def awaited(log: Log, task: str, about: float = 0.0, stays: bool = True) -> Iterator[Wait]:
-    """Writes a line on the task within it, if that takes longer than `PATIENCE`, and its outcome.
+    """Writes a line on the task within it, if that takes longer than `KEEP_AFTER`, and its outcome.
 
-    A terminal shows the line from `SOON` on, with a bar if `about` or the `share` of the yielded
-    `Wait` tells the progress. On a terminal, a line that does not stay, or took less than
-    `PATIENCE`, is removed at the end. If the task raises, its line has no outcome.
+    A terminal shows the line from `DRAW_AFTER` on, with a bar if `about` or the `share` of the
+    yielded `Wait` tells the progress. On a terminal, a line that does not stay, or took less than
+    `KEEP_AFTER`, is removed at the end. If the task raises, its line has no outcome.
     """
     wait, over, is_shown = Wait(task, about), threading.Event(), threading.Event()
     if not isinstance(log, Screen):
@@ -102,13 +102,13 @@ def awaited(log: Log, task: str, about: float = 0.0, stays: bool = True) -> Iter
     screen, in_place = log, log.draws_in_place()
 
     def show() -> None:
-        if over.wait(SOON if in_place else PATIENCE):
+        if over.wait(DRAW_AFTER if in_place else KEEP_AFTER):
             return
         is_shown.set()
         # An error of a closed pipe would end only this thread; the next printed line raises it.
         with contextlib.suppress(OSError):
             screen.draw(wait.begin())
-            while in_place and not over.wait(TICK):
+            while in_place and not over.wait(REDRAW_EVERY):
                 screen.draw(wait.progress())
 
     thread = threading.Thread(target=show, daemon=True)
@@ -118,7 +118,7 @@ def awaited(log: Log, task: str, about: float = 0.0, stays: bool = True) -> Iter
     finally:
         over.set()
         thread.join()  # so that the lines below do not interleave with its drawing
-    if is_shown.is_set() and in_place and not (stays and wait.seconds > PATIENCE):
+    if is_shown.is_set() and in_place and not (stays and wait.seconds > KEEP_AFTER):
         screen.draw("")
     elif is_shown.is_set():
         log(wait.end())

@@ -23,7 +23,7 @@ from bam import extras, files, tables
 from bam.cli import command, command_line, main, options, screen
 from bam.data import datasets
 from bam.models import finetune
-from bam.named import call, imported
+from bam.named import call, import_function
 from bam.part_table import SECTIONS
 from bam.sweep.method_config import method_config
 from bam.text import SYNONYMS, csv_text
@@ -375,7 +375,7 @@ def seen_by_a_compiler():
 
 
 def of_bam_inside_of_another_library():
-    jax.tree.map(lambda x: imported("model", x), ["nothing:here"])
+    jax.tree.map(lambda x: import_function("model", x), ["nothing:here"])
 
 
 def missing_extra():

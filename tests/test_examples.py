@@ -303,12 +303,12 @@ def test_only_what_a_config_names_is_imported_from_the_current_folder(tmp_path, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", ".")])
     before = list(sys.path)
-    assert named.imported("part", "my_part:made")() == 3
+    assert named.import_function("part", "my_part:made")() == 3
     assert sys.path == before
     with pytest.raises(ModuleNotFoundError):
         import an_extra  # noqa: F401
     with pytest.raises(ValueError, match="my_part:other") as raised:
-        named.imported("part", "my_part:other")
+        named.import_function("part", "my_part:other")
     assert isinstance(raised.value.__cause__, AttributeError)
     assert sys.path == before
 
@@ -323,7 +323,7 @@ def test_a_module_of_ones_own_that_does_not_run_is_one_line_with_its_place(
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=f"cannot be imported: .*{name}.py, {re.escape(place)}"):
-        named.imported("clip", f"{name}:clip")
+        named.import_function("clip", f"{name}:clip")
 
 
 def test_weights_are_evaluated_and_released_where_the_optimizer_says(tmp_path):

@@ -927,14 +927,14 @@ class ImportedError(Exception):
 def importing_keys(monkeypatch):
     """The keys of a config whose MODULE:FUNCTION is imported when a run is built."""
 
-    of_ours = named.imported
+    of_ours = named.import_function
 
-    def imported(what, name):
+    def import_function(what, name):
         if name.startswith("nowhere:"):
             raise ImportedError
         return of_ours(what, name)
 
-    monkeypatch.setattr(named, "imported", imported)
+    monkeypatch.setattr(named, "import_function", import_function)
     for key in base.KEYS:
         if not (isinstance(key.default, str) or key.kind is str):
             continue

@@ -7,7 +7,7 @@ from markdown_it import MarkdownIt
 
 from bam.privacy import statement
 from bam.release import notes
-from bam.text import quoted
+from bam.text import quote
 from tests import golden
 from tests.cases import refused
 
@@ -149,7 +149,7 @@ def test_no_answer_adds_a_line_a_heading_or_a_link_to_the_statement(text):
     words = lambda page: [x for x in page.split("\n") if x and not x.startswith("    ")]  # noqa: E731
     assert words(hostile) == words(ours)
     assert hostile.replace("\n", "").isprintable()
-    assert max(map(len, quoted(text).split("\n"))) <= 100
+    assert max(map(len, quote(text).split("\n"))) <= 100
     one, other = map(structure, (ours, hostile))
     assert one == other and one.count(("code_block", "")) == len(notes.QUESTIONS)
 

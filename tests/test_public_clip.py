@@ -90,7 +90,7 @@ def command(config, *flags):
 def test_the_command_prints_the_flags_of_a_c_that_the_private_images_do_not_change(
     monkeypatch, capsys
 ):
-    monkeypatch.setattr(waits, "PATIENCE", 600.0)
+    monkeypatch.setattr(waits, "KEEP_AFTER", 600.0)
     rng = np.random.default_rng(0)
 
     def printed(brightness):

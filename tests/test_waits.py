@@ -47,9 +47,9 @@ class Screen:
 @pytest.fixture
 def at_once(monkeypatch):
     """However short a wait is, it is said, once the thread that says so runs."""
-    for name in ("PATIENCE", "SOON"):
+    for name in ("KEEP_AFTER", "DRAW_AFTER"):
         monkeypatch.setattr(waits, name, AT_ONCE)
-    monkeypatch.setattr(waits, "TICK", 0.01)
+    monkeypatch.setattr(waits, "REDRAW_EVERY", 0.01)
     thread = waits.threading.Thread
 
     class Prompt(thread):
@@ -101,8 +101,8 @@ def test_a_file_has_one_line_which_begins_while_it_lasts(at_once, monkeypatch):
 
 @pytest.mark.parametrize("kind", [File, Terminal])
 def test_what_is_short_leaves_no_line(monkeypatch, kind):
-    monkeypatch.setattr(waits, "PATIENCE", 60.0)
-    monkeypatch.setattr(waits, "SOON", AT_ONCE)
+    monkeypatch.setattr(waits, "KEEP_AFTER", 60.0)
+    monkeypatch.setattr(waits, "DRAW_AFTER", AT_ONCE)
     out = output(monkeypatch, kind)
     with waits.awaited(screen.show, "reading"):
         time.sleep(0.1)
@@ -143,7 +143,7 @@ def test_an_estimate_is_a_bar_which_does_not_end_before_its_time():
 @pytest.mark.parametrize("kind", [File, Terminal])
 def test_other_lines_stand_by_themselves(at_once, monkeypatch, kind):
     out = output(monkeypatch, kind)
-    monkeypatch.setattr(waits, "TICK", 60.0)
+    monkeypatch.setattr(waits, "REDRAW_EVERY", 60.0)
     with waits.awaited(screen.show, "reading"):
         screen.say("are held in memory")
     begun = ["reading …"] * (kind is File)
@@ -349,7 +349,7 @@ def test_a_wait_is_named_beside_the_bar_of_many_runs(at_once):
 SCRIPT = """
 import runpy, sys
 from bam import waits
-waits.PATIENCE = 0.0
+waits.KEEP_AFTER = 0.0
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
 

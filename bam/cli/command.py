@@ -141,7 +141,7 @@ def _put_back() -> Iterator[None]:
     logger = logging.getLogger("jax._src.xla_bridge")
     level = logger.level
     logger.setLevel(logging.WARNING)
-    warnings.formatwarning = _warning
+    warnings.formatwarning = _format_warning
     try:
         with signals.put_back(signal.SIGINT, signal.SIGTERM):
             yield
@@ -154,7 +154,7 @@ def _put_back() -> Iterator[None]:
             os.environ.update(environ)
 
 
-def _warning(message: Warning | str, *location: Any, **more: Any) -> str:
+def _format_warning(message: Warning | str, *location: Any, **more: Any) -> str:
     """Formats a warning as one line, in place of `warnings.formatwarning`."""
     screen.show.draw("")
     return f"warning: {visible(str(message))}\n"

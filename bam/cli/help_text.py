@@ -41,7 +41,7 @@ def of(name: str) -> str:
     """The help of a command."""
     command = options.COMMANDS[name]
     lines = [
-        *_wrapped(f"bam {name} {command.does}.", ""),
+        *_wrap(f"bam {name} {command.does}.", ""),
         "",
         *command.about.splitlines(),
         "",
@@ -50,13 +50,13 @@ def of(name: str) -> str:
     lines += _flag_lines((*command.flags, options.DEBUG))
     if any(flag.name == "config" for flag in command.flags):
         lines += ["", "configs for --config, beside Python files of your own:"]
-        lines += _wrapped(", ".join(sorted(named_configs.shipped())), "  ")
+        lines += _wrap(", ".join(sorted(named_configs.shipped())), "  ")
         if name == "train":
             lines += ["", "keys for --config.KEY=VALUE, with their defaults:"]
             for key in KEYS:
-                lines += _wrapped(str(key), "  ", "    ")
+                lines += _wrap(str(key), "  ", "    ")
                 if key.names:
-                    lines += _wrapped(f"names: {', '.join(key.names)}", "    ", "      ")
+                    lines += _wrap(f"names: {', '.join(key.names)}", "    ", "      ")
         else:
             lines += ["", "names for --config.KEY=NAME (`bam train --help` lists all keys):"]
             lines += _rows((key.name, ", ".join(key.names)) for key in KEYS if key.names)
@@ -76,7 +76,7 @@ def _flag_lines(rows: Iterable[options.Flag]) -> list[str]:
     for row in rows:
         choices = f"{' or '.join(map(repr, row.choices))}; " if row.choices else ""
         required = " (required)" if row.required and not row.default else ""
-        lines += _wrapped(f"{row}  {choices}{row.help}{required}", "  ", "      ")
+        lines += _wrap(f"{row}  {choices}{row.help}{required}", "  ", "      ")
     return lines
 
 
@@ -93,11 +93,11 @@ def _rows(pairs: Iterable[tuple[str, str]]) -> list[str]:
     width = max(len(first) for first, _ in pairs) + 2
     lines = []
     for first, second in pairs:
-        lines += _wrapped(f"{first:{width}}{second}", "  ", " " * (width + 2))
+        lines += _wrap(f"{first:{width}}{second}", "  ", " " * (width + 2))
     return lines
 
 
-def _wrapped(text: str, first: str, rest: str | None = None) -> list[str]:
+def _wrap(text: str, first: str, rest: str | None = None) -> list[str]:
     return textwrap.wrap(
         text,
         WIDTH,

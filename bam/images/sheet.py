@@ -45,5 +45,5 @@ def draw(split: Split, classes: Sequence[str], path: Path, target: Target) -> No
             axis.set_title(name, fontsize=9, loc="left")
         for axis, index in zip(line, row, strict=False):
             axis.imshow(images[[index]][0].squeeze(), cmap="gray", vmin=0, vmax=255)
-    with files.written(path, mode=0o600) as file:  # private images, for its owner alone
+    with files.write_atomically(path, mode=0o600) as file:  # private images, for its owner alone
         figure.savefig(file, dpi=150, format=path.suffix.lower().lstrip(".") or "png")

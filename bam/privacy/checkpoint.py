@@ -93,7 +93,7 @@ def write(folder: Path, header: JsonObject, tree: PyTree) -> None:
     header = header | {"leaves": _described(tree)}
     text = json.dumps(header, default=np.generic.item).encode()
     try:
-        with files.written(path, mode=0o600) as file:
+        with files.write_atomically(path, mode=0o600) as file:
             arrays = [_on_host(leaf) for leaf in jax.tree.leaves(tree)]
             np.savez(file, np.frombuffer(text, np.uint8), *arrays)
     except OSError as error:

@@ -24,7 +24,7 @@ from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import rounded_down, rounded_up
 from bam.privacy.run import PrivateRun
 from bam.privacy.tradeoff import most_power
-from bam.text import quoted
+from bam.text import quote
 
 # False positive rates at which the power of the best test is stated.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05)
@@ -203,7 +203,7 @@ def fields_of_own_loop(
 def fields_of_notes(notes: Mapping[str, str]) -> JsonObject:
     """The fields of a publisher's answers, see `fields_of_run`; without a form there are none."""
     answers = [
-        render({"answered": bool(words), "question": question, "words": quoted(words)}, "answer")
+        render({"answered": bool(words), "question": question, "words": quote(words)}, "answer")
         for question, words in notes.items()
     ]
     answered = {field: bool(notes.get(question)) for field, question in ANSWERED.items()}

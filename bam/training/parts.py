@@ -72,7 +72,7 @@ def options_of(section: str, name: str) -> dict[str, Any]:
     """
     num_given = SECTIONS[section].num_given
     if ":" in name and num_given is not None:
-        return named.options_of(named.imported(section, name), num_given)
+        return named.options_of(named.import_function(section, name), num_given)
     row = part_table.row(section, name)
     if row is None:
         return {}
@@ -297,7 +297,7 @@ def make(section: str, options: JsonObject, *args: Any) -> Any:
     if ":" not in name and name not in rows:
         known = choose(name, [*rows], ", or MODULE:FUNCTION")
         raise InputError(f"unknown {section} {name!r}{known}")
-    maker = named.imported(section, name) if ":" in name else rows[name].make
+    maker = named.import_function(section, name) if ":" in name else rows[name].make
     part = named.call(f"{section} {name}", maker, *args, **options)
     if missing := [x for x in SECTIONS[section].returned if not hasattr(part, x)]:
         raise InputError(
