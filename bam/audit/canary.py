@@ -70,7 +70,7 @@ class Audit(NamedTuple):
 def canary_dataset(
     num_examples: int, num_classes: int = 4, num_features: int = 4, canary_size: int = 1
 ) -> datasets.Dataset:
-    """N examples for a linear model; the first is the canary.
+    """Returns a data set of N examples for a linear model, with the canary in the first row.
 
     Only the canary's first feature is not zero. The `test` split is the training split without the
     canary, with a row of zeros in its place. If `canary_size` is above 1, the canary is that many
@@ -90,7 +90,10 @@ def canary_dataset(
 
 
 def users_dataset(num_users: int, examples_each: int) -> datasets.Dataset:
-    """Like `canary_dataset`, with `examples_each` examples a user; the first user is the canary."""
+    """Returns a data set like that of `canary_dataset`, with `examples_each` examples per user.
+
+    The first user is the canary.
+    """
     dataset = canary_dataset(num_users * examples_each, canary_size=examples_each)
     return dataset._replace(users=np.repeat(np.arange(num_users), examples_each))
 
@@ -256,7 +259,10 @@ def _tradeoff(sigma: float, sampling_prob: float, num_steps: int) -> tradeoff.Tr
 
 
 def _epsilon(sigma: float, sampling_prob: float, num_steps: int, delta: float) -> float:
-    """ε of T steps of the Poisson-sampled Gaussian; exact without sampling."""
+    """Returns ε of T steps of the Poisson-sampled Gaussian.
+
+    It is exact without sampling.
+    """
     if sampling_prob == 1:
         return tradeoff.epsilon_of_mu(math.sqrt(num_steps) / sigma, delta)
     return accounting.epsilon(

@@ -165,7 +165,10 @@ def _entries(runs: Sequence[np.ndarray], lag: int) -> float:
 
 
 def _cosines(first: np.ndarray, second: np.ndarray | None = None) -> np.ndarray:
-    """|cos| of every two columns, for one array each pair once; 0 for a column of zeros."""
+    """Returns |cos| of every two columns.
+
+    For one array, each pair appears once. The value is 0 for a column of zeros.
+    """
     other = first if second is None else second
     norms = np.sqrt(np.sum(first**2, 0)[:, None] * np.sum(other**2, 0))
     cosines = np.abs(first.T @ other) / np.where(norms > 0, norms, np.inf)

@@ -158,13 +158,13 @@ def run(
     on_row: Callable[[JsonObject], None] = lambda row: None,
     log: Callable[[str], None] = lambda line: None,
 ) -> OneRun:
-    r"""Trains once, with the canaries that their coins include, and scores all; writes no file.
+    r"""Trains once, with the canaries that their coins include, and scores all canaries.
 
-    The score is the logarithm of the likelihood ratio of "in" and "out": the sum over the steps of
-    $\log(1 - q + q e^{(x - 1/2)/s^2})$, or with random allocation the sum over the epochs of the
-    logarithm of the mean of $e^{(x - 1/2)/s^2}$. Here x is the canary's entry of the privatised
-    sum, less the attacker's estimate of the other examples' sum, divided by S; and s is the spread
-    of all x in the step.
+    It writes no file. The score is the logarithm of the likelihood ratio of "in" and "out": the sum
+    over the steps of $\log(1 - q + q e^{(x - 1/2)/s^2})$, or with random allocation the sum over
+    the epochs of the logarithm of the mean of $e^{(x - 1/2)/s^2}$. Here x is the canary's entry of
+    the privatised sum, less the attacker's estimate of the other examples' sum, divided by S; and s
+    is the spread of all x in the step.
 
     Args:
       built: a trainer from `build`.

@@ -50,10 +50,11 @@ class ObservedRun(NamedTuple):
 
 
 def record(trainer: Trainer, seed: int | None, cut: int = 0) -> ObservedRun:
-    """Runs `loop.train` and records it; unless `cut` is 0, stops after that step and resumes.
+    """Runs `loop.train` and returns what it observed.
 
-    The model must be small, because all noise stays in memory. InputError if the run is not
-    private, or if a clip of the user's has a `finish`, which may hide the noise.
+    Unless `cut` is 0, training stops after step `cut` and resumes. The model must be small, because
+    all noise stays in memory. InputError if the run is not private, or if a clip of the user's has
+    a `finish`, which may hide the noise.
     """
     plan = trainer.plan
     noise_std = plan.noise_multiplier * trainer.sensitivity
@@ -89,7 +90,10 @@ def record(trainer: Trainer, seed: int | None, cut: int = 0) -> ObservedRun:
 
 
 def audit(trainer: Trainer) -> dict[str, float]:
-    """`p_values` of three runs, each stopped in the middle and resumed; the first has a seed."""
+    """Returns `p_values` of three runs, each stopped in the middle and resumed.
+
+    The first run has a seed, the others have none.
+    """
     cut = trainer.plan.num_steps // 2
     return p_values(trainer, [record(trainer, seed, cut) for seed in (0, None, None)])
 
@@ -120,7 +124,10 @@ def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:
 def sum_of_clipped(
     trainer: Trainer, state: TrainState, batch: DrawnBatch
 ) -> Float[np.ndarray, " entries"]:
-    """The sum of a batch's clipped gradients without its padding, as `flat`; NOT PRIVATE."""
+    """Returns the sum of a batch's clipped gradients, without its padding, as `flat` returns it.
+
+    NOT PRIVATE.
+    """
     # The mean is of all rows, so the padding's part is computed and subtracted.
     num_padding = int(np.sum(~np.asarray(batch.mask)))
     rows, padding = (
