@@ -23,7 +23,9 @@ NUMBER, SHARE = "{x:.4g}", "{x:.1%}"
 
 
 class Chart(NamedTuple):
-    """Lines over x. The y axis includes 0; `form` and `x_form` are formats of its numbers.
+    """Lines over x.
+
+    The y axis includes 0. `form` and `x_form` are the formats of the numbers on the axes.
 
     Examples:
       >>> Chart("Right", "step", {"on the test": ([0, 10], [0.1, 0.875])}, SHARE).words
@@ -53,7 +55,10 @@ def _short(form: str) -> Any:
 
 
 def svg(chart: Chart) -> str:
-    """The chart as one `<svg>` element; needs Matplotlib."""
+    """Returns the chart as one `<svg>` element.
+
+    It needs Matplotlib.
+    """
     with style.context(["default", {"svg.fonttype": "none", "svg.hashsalt": "bam"}]):
         figure = Figure(figsize=(5, 3.3), layout="constrained")
         axes = figure.subplots()

@@ -199,7 +199,10 @@ def statement_of(
     released: str = statement.FOLDER,
     notes: Mapping[str, str] | None = None,
 ) -> str:
-    """The text of `PRIVACY.md` of a finished run; `notes` as for `statement.fields_of_run`."""
+    """Returns the text of `PRIVACY.md` of a finished run.
+
+    `notes` are as for `statement.fields_of_run`.
+    """
     # The name of a user's own data set stays private, as in `settings`.
     own_parts = {
         key: name if _is_plain(name) and key != "dataset.name" else ""
@@ -264,14 +267,20 @@ def _is_plain(value: object) -> bool:
 
 
 def _public_name(run: RunRecords) -> str:
-    """The name of a data set that bam knows; "" for a user's own, whose name is part of a path."""
+    """Returns the name of a data set that bam knows.
+
+    It returns "" for a user's own data set, whose name is part of a path.
+    """
     # The summary has the data that were used, which a caller may have passed in.
     name = run.summary.get("dataset", "")
     return name if name in datasets.DATASETS and name == run.config["dataset"]["name"] else ""
 
 
 def _describe_model(run: RunRecords) -> JsonObject:
-    """The contents of `model.json`, from which `load` makes the network again; all public."""
+    """Returns the contents of `model.json`, from which `load` builds the network.
+
+    All of it is public. InputError if a release cannot describe a setting of the model.
+    """
     section = run.config["model"]
     is_own = ":" in section["name"]
     public = public_keys(run.config)

@@ -177,7 +177,10 @@ def _is_section(value: object) -> bool:
 
 
 def _are_texts(kind: Any) -> Callable[[Any], bool]:
-    """A test for a value of type `kind` that consists of texts; for a dict, its keys are texts."""
+    """Returns a test for values of type `kind` that consist of strings.
+
+    For a dict, the keys must be strings.
+    """
     return lambda value: type(value) is kind and all(isinstance(x, str) for x in value)
 
 
@@ -201,7 +204,10 @@ FIELDS: Mapping[str, Callable[[Any], bool]] = {
 
 
 class Built(NamedTuple):
-    """A network made from its description, without weights; `like` has their shapes."""
+    """A network built from its description, without weights.
+
+    `like` has the shapes of the weights.
+    """
 
     model: models.Model
     prepare: Callable[[Images], Float[Array, "... k"]]
@@ -210,7 +216,10 @@ class Built(NamedTuple):
 
 
 def build(description: JsonObject, own_model: str, weights: str = "") -> Built:
-    """The network that a `model.json` describes; `own_model` and `weights` as for `load`."""
+    """Builds the network that a `model.json` describes.
+
+    `own_model` and `weights` are as for `load`.
+    """
     shape, section = tuple(description["image_shape"]), ConfigDict(description["model"])
     # `make_model` imports MODULE:FUNCTION and so runs code: the caller must have named it.
     if ":" in section.name and section.name != own_model:
@@ -238,7 +247,10 @@ def build(description: JsonObject, own_model: str, weights: str = "") -> Built:
 
 
 def features_name(description: JsonObject) -> str:
-    """The name of the map that made a release's features; "" without features."""
+    """Returns the name of the map that computed a release's features.
+
+    It returns "" without features.
+    """
     section = description.get("features") or {"name": ""}
     if not _is_section(section):
         raise TypeError(f"features is {section!r}")
@@ -246,7 +258,11 @@ def features_name(description: JsonObject) -> str:
 
 
 def _feature_map(description: JsonObject, weights: str) -> extraction.FeatureMap | None:
-    """The map that a `model.json` names; None without features, and for a map that is elsewhere."""
+    """Returns the feature map that a `model.json` names.
+
+    It returns None without features, and for a map that is not here: a user's own map, or a
+    backbone without `weights`.
+    """
     name = features_name(description)
     if weights and name != "backbone":
         raise InputError(
@@ -274,7 +290,10 @@ def _feature_map(description: JsonObject, weights: str) -> extraction.FeatureMap
 
 
 def taken(description: JsonObject, is_mapped: bool) -> jax.ShapeDtypeStruct | None:
-    """Shape and dtype of an image that a release takes; `is_mapped` if it maps them itself."""
+    """Returns shape and dtype of an image that a release takes as input.
+
+    `is_mapped` tells whether the release maps images to features itself.
+    """
     shape, dtype = description.get("raw_shape"), description.get("raw_dtype", "")
     if not (shape is None or FIELDS["image_shape"](shape)) or not isinstance(dtype, str):
         raise TypeError(f"raw_shape is {shape!r:.80} and raw_dtype {dtype!r:.80}")

@@ -16,11 +16,11 @@ LARGEST = 100_000  # bytes: far more than anybody reads
 
 
 def read(path: Path) -> dict[str, str]:
-    """Returns the answer to each question of the form, in its order; "" without an answer.
+    """Returns the answer to each question of the form, in the order of the form.
 
-    InputError, in one line, for a file that is missing, too large or not UTF-8, for another
-    question than those of the form, one that is asked twice, a text above the first question, and
-    a form without any answer.
+    A question without an answer has "". InputError, in one line, for a file that is missing, too
+    large or not UTF-8, for another question than those of the form, one that is asked twice, a text
+    above the first question, and a form without any answer.
     """
     try:
         text = read_bytes(path, LARGEST).decode("utf-8-sig")

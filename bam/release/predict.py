@@ -51,16 +51,19 @@ def images_of(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def _class_folder(above: Sequence[str]) -> str:
-    """CLASS for a file in CLASS/… or train/CLASS/…; "" for a file without a class folder."""
+    """Returns CLASS for a file in CLASS/… or train/CLASS/….
+
+    It returns "" for a file without a class folder.
+    """
     is_split = len(above) > 1 and listing.split_name(above[0]) != ""
     return rows.normal((*above, "")[is_split])
 
 
 def preprocessing_of(released: Released) -> Preprocessing:
-    """How files become pixels for a release; without a record, by the shape of its inputs.
+    """Returns how files become pixels for a release.
 
-    DataError if the network does not take such images, or does not return a row of numbers for
-    each.
+    Without a record, the shape of the network's inputs decides. DataError if the network does not
+    take such images, or does not return a row of numbers for each.
     """
     metadata, takes = released.facts, released.takes
     if takes is None:
@@ -100,10 +103,11 @@ def outputs_of(
     num_workers: int = 1,
     on_empty: Callable[[Path], None] = lambda file: None,
 ) -> Iterator[Outputs]:
-    """The network's outputs for each file, in order; a file that fails gets its error instead.
+    """Yields the network's outputs for each file, in order.
 
-    `on_empty` is called with each file whose pixels, with the release's size and window, have one
-    colour only. DataError if the network needs too much memory for a single image.
+    A file that fails gets its error instead. `on_empty` is called with each file whose pixels, with
+    the release's size and window, have one colour only. DataError if the network needs too much
+    memory for a single image.
     """
     together = num_together(released, preprocessing)
 

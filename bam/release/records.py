@@ -49,7 +49,10 @@ class RunRecords:
 
     @property
     def private(self) -> bool:
-        """Whether plan and method are both private; in a stranger's records they may disagree."""
+        """Whether plan and method are both private.
+
+        In records from an unknown source, they may disagree.
+        """
         return self.plan.private and methods.is_private(self.config["method"]["name"])
 
     @property
@@ -95,7 +98,10 @@ def _check_bound(record: JsonObject) -> None:
 
 
 def read(workdir: Path) -> RunRecords:
-    """Reads the records of a run; InputError, in one line, if they are missing or damaged."""
+    """Reads the records of a run.
+
+    InputError, in one line, if they are missing or damaged.
+    """
     if not (workdir / "config.json").exists():
         raise InputError(f"{workdir} is not the folder of one run: it has no config.json")
     config, plan = (read_json(workdir / f"{name}.json") for name in ("config", "plan"))

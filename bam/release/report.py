@@ -47,10 +47,10 @@ _TEMPLATES.filters |= {"rounded": statement.rounded, "svg": charts.svg}
 
 
 def page(run: RunRecords, *, public: bool, made_by: str) -> str:
-    """The page's HTML; `made_by` has the version and commit of the code.
+    """Returns the HTML of the page.
 
-    A public page leaves out all that was computed from data without being covered by ε, and every
-    setting that a release leaves out.
+    `made_by` has the version and commit of the code. A public page leaves out all that was computed
+    from data without being covered by ε, and every setting that a release leaves out.
     """
     about = methods.label(one_line(run.config["method"]["name"]))
     if run.summary:
@@ -122,10 +122,10 @@ def _charts(run: RunRecords, prefix: str) -> list[Chart]:
 
 
 def _norm_charts(run: RunRecords) -> list[Chart]:
-    """Charts of the share of gradients clipped, and of norms below C; [] for a clip without slots.
+    """Returns charts of the share of clipped gradients and of norms below C.
 
-    ε covers these figures. The norms are those of all steps, or of the last row of an unfinished
-    run.
+    A clip without slots has none. ε covers these figures. The norms are those of all steps, or of
+    the last row of an unfinished run.
     """
     ends = {"estimate": "", "95 % interval, from": "_low", "95 % interval, to": "_high"}
     clipped = [row for row in run.rows if all(f"{CLIPPED}{x}" in row for x in ends.values())]
@@ -170,9 +170,10 @@ def in_words(name: str) -> str:
 
 
 def _tests(summary: JsonObject) -> JsonObject | None:
-    """The metrics on test data in a summary; with many classes, those of the lowest.
+    """Returns the metrics on test data in a summary.
 
-    Entries of another form, in a stranger's summary, are left out.
+    With many classes, only those of the lowest are returned. Entries of another form, in a
+    stranger's summary, are left out.
     """
     recorded = summary.get("figures")
     if not isinstance(recorded, dict):
@@ -216,7 +217,10 @@ def _tests(summary: JsonObject) -> JsonObject | None:
 
 
 def _drawn(summary: JsonObject) -> tuple[str, float]:
-    """The units that the intervals draw, in words, and their number; ∞ if it is not recorded."""
+    """Returns the units that the intervals draw, in words, and their number.
+
+    The number is ∞ if it is not recorded.
+    """
     recorded = summary.get("intervals_draw")
     if isinstance(recorded, dict) and type(number := recorded.get("number")) is int:
         if recorded.get("unit") == "user":
