@@ -59,7 +59,9 @@ class Estimate(NamedTuple):
 
 
 def estimate(values: Sequence[float]) -> Estimate | None:
-    """Mean, spread and confidence interval, for independent normal values; None for no values.
+    """Returns mean, spread and confidence interval of independent normal values.
+
+    It returns None for no values.
 
     Examples:
       >>> estimate([1.0, 2.0, 3.0])  # doctest: +ELLIPSIS
@@ -84,10 +86,10 @@ def as_json(estimated: Estimate | None) -> JsonObject | None:
 def paired_difference(
     values: Mapping[int, float], baseline: Mapping[int, float]
 ) -> Estimate | None:
-    """The mean of value − baseline over the seeds that both have; None if they share none.
+    """Estimates the mean of value − baseline over the seeds that both have.
 
-    Runs with the same seed share initial weights, batches and noise, so their difference varies
-    less than either value.
+    It returns None if they share no seed. Runs with the same seed share initial weights, batches
+    and noise, so their difference varies less than either value.
 
     Examples:
       >>> paired_difference({0: 5.0, 1: 7.0, 2: 1.0}, {0: 4.0, 1: 5.0}).mean
@@ -244,7 +246,10 @@ def settings_of(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def set_key(config: ConfigDict, key: str, text: str) -> None:
-    """Sets a key from a command line's text; InputError if the key cannot have that value."""
+    """Sets a key of a config to the value in a command line's text.
+
+    InputError if the config has no such key, or if the key cannot have that value.
+    """
     flat = rundir.flat(config.to_dict())
     if key not in flat:
         raise InputError(f"the config has no key {key!r}{did_you_mean(key, flat)}")
@@ -261,10 +266,11 @@ def set_key(config: ConfigDict, key: str, text: str) -> None:
 
 
 def metric_of(groups: Mapping[str, ConfigDict], metric: str) -> str:
-    """The metric to compare; for "" the accuracy, or the loss if some loss has no accuracy.
+    """Returns the name of the metric to compare.
 
-    Names are those in `figures` of `summary.json`, and those there that begin with `test_`, with or
-    without that prefix. InputError, with the possible names, if a loss of bam lacks the metric.
+    For "" it is the accuracy, or the loss if some loss has no accuracy. Names are those in
+    `figures` of `summary.json`, and those there that begin with `test_`, with or without that
+    prefix. InputError, with the possible names, if a loss of bam lacks the metric.
     """
     losses = {config.loss.name: parts.make_loss(config.loss) for config in groups.values()}
     if not metric:
@@ -286,8 +292,9 @@ def is_percent(metric: str) -> bool:
 
 
 def metric_by_seed(runs: Mapping[int, FinishedRun], metric: str) -> dict[int, float]:
-    """Seed -> metric, in % if `is_percent`; without the runs that diverged and so lack it.
+    """Maps each seed to the metric of its run.
 
+    The metric is in % if `is_percent`. Runs that diverged, and so lack it, are left out.
     InputError, with the names in the summary, if a run that did not diverge lacks it.
     """
     values = {}

@@ -43,7 +43,10 @@ STYLES: dict[str, JsonObject] = {
 
 
 class Line(NamedTuple):
-    """One line of a panel; lines with the same label must have the same style."""
+    """One line of a panel.
+
+    Lines with the same label must have the same style.
+    """
 
     label: str
     x: Sequence[float]
@@ -53,7 +56,10 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One chart of a figure; later lines are drawn over earlier ones."""
+    """One chart of a figure.
+
+    Later lines are drawn over earlier ones.
+    """
 
     title: str
     x_label: str
@@ -63,7 +69,10 @@ class Panel(NamedTuple):
 
 
 def style_of(method: str) -> JsonObject:
-    """The style of a method's line; grey for a method that bam does not have."""
+    """Returns the style of a method's line.
+
+    It is grey for a method that bam does not have.
+    """
     return dict(STYLES.get(method, {"color": "#777777", "linestyle": "-"}))
 
 
@@ -91,9 +100,10 @@ def styles(methods: Sequence[JsonMapping]) -> dict[str, JsonObject]:
 def panels(
     charts: Sequence[Panel], path: Path, title: str, num_columns: int = 2, share_y: bool = False
 ) -> None:
-    """Draws charts side by side above one legend; `share_y` gives all the same y axis.
+    """Draws charts side by side above one legend.
 
-    In two columns the text is as large as that of the page that shows the picture.
+    With `share_y`, all charts have the same y axis. In two columns the text is as large as that of
+    the page that shows the picture.
     """
     num_rows = -(-len(charts) // num_columns)
     figure, axes = plt.subplots(

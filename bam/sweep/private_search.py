@@ -49,7 +49,10 @@ COSTS: tables.Columns = {
 
 
 def as_trial(config: ConfigDict, selection: Selection, held_out: bool) -> ConfigDict:
-    """The config of a trial from that of its setting; its ε becomes the ε of the whole search."""
+    """Returns the config of a trial from that of its setting.
+
+    The setting's ε becomes the ε of the whole search.
+    """
     if held_out != bool(config.dataset.holdout):
         raise InputError("--score=held_out and --holdout=N belong together: give both or neither")
     if config.epsilon is None:
@@ -163,7 +166,10 @@ def costs(plan: PrivacyPlan) -> list[JsonObject]:
 
 
 def _by_accountant(epsilon: Callable[..., float]) -> JsonObject:
-    """Accountant -> ε; None if it has no finite bound."""
+    """Maps each accountant to its ε.
+
+    An ε is None if the accountant has no finite bound.
+    """
     spent: JsonObject = dict.fromkeys(ACCOUNTANTS)
     for accountant in ACCOUNTANTS:
         with contextlib.suppress(InputError):
@@ -173,7 +179,10 @@ def _by_accountant(epsilon: Callable[..., float]) -> JsonObject:
 
 
 def noised_score(trainer: loop.Trainer, seed: int, folder: Path, noise_multiplier: float) -> int:
-    """The noised score of a finished trial; the exact score stays in this function."""
+    """Returns the noised score of a finished trial.
+
+    The exact score does not leave this function.
+    """
     state = runs.last_state(trainer, seed, folder)
     if state is None:
         raise InputError(f"{folder} has no checkpoint, so its trial cannot be scored")
@@ -250,7 +259,10 @@ def _drawn_once(
 
 
 def _read(path: Path, grid: Mapping[str, ConfigDict]) -> JsonObject:
-    """The record of a search's trials; InputError if it is damaged or of another grid."""
+    """Reads the record of a search's trials.
+
+    InputError if it is damaged or of another grid.
+    """
     record = files.read_json(path)
     trials, key = record.get("trials"), record.get("data_key", "0" * 64)
     has_trials = isinstance(trials, list) and trials and all(_is_trial(x) for x in trials)
@@ -282,7 +294,10 @@ def _scored(record: JsonObject) -> bool:
 
 
 def _write(path: Path, record: JsonObject) -> None:
-    """Writes the record; the write of the last score also deletes the fingerprint's key."""
+    """Writes the record of a search's trials.
+
+    With the last score it also deletes the fingerprint's key.
+    """
     if _scored(record):
         record.pop("data_key", None)
     files.write_json(path, record)

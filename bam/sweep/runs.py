@@ -46,7 +46,10 @@ def read(folder: Path) -> FinishedRun:
 
 
 def finished(configs: Configs, workdir: Path) -> dict[str, FinishedRun]:
-    """The finished runs; InputError for a folder that holds a run of another config."""
+    """Reads the finished runs.
+
+    InputError for a folder that holds a run of another config.
+    """
     runs = {}
     for name, config in configs.items():
         try:
@@ -162,7 +165,10 @@ def train(
 
 
 def last_state(trainer: loop.Trainer, seed: int, folder: Path) -> TrainState | None:
-    """The state after the last step of a run in a folder; None if the run saved none."""
+    """Returns the state after the last step of a run in a folder.
+
+    It returns None if the run saved none.
+    """
     newest = checkpoint.newest(folder / CHECKPOINTS)
     return checkpoint.restore(newest, trainer.init(seed)) if newest else None
 

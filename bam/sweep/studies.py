@@ -95,7 +95,10 @@ def columns(more: tables.Columns, rows: Sequence[JsonMapping]) -> tables.Columns
 
 
 def _form(row: JsonMapping) -> str:
-    """Two decimals for %; four significant digits for other metrics, which have any size."""
+    """Returns the number format of a row's metric.
+
+    It has two decimals for %, and four significant digits for other metrics, which have any size.
+    """
     return ".2f" if is_percent(row.get("metric", "accuracy")) else ".4g"
 
 
@@ -107,7 +110,7 @@ class BesideBar:
     """
 
     def __init__(self, log: Callable[[str], None], describe: Callable[[str], None]) -> None:
-        """Prints lines by `log`; `describe` puts a text beside the bar."""
+        """Prints lines by `log`, and puts a text beside the bar by `describe`."""
         self.run, self._log, self._describe = "", log, describe
 
     def __call__(self, line: str) -> None:
