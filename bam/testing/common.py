@@ -19,7 +19,10 @@ def require(holds: bool, message: str) -> None:
 
 
 def compiled(function: Callable[..., PyTree], failure: str) -> Callable[..., PyTree]:
-    """The compiled function; its errors become an AssertionError that begins with `failure`."""
+    """Returns the compiled function.
+
+    Its errors become an AssertionError that begins with `failure`.
+    """
     program = jax.jit(function)
 
     def run(*arguments: PyTree) -> PyTree:
@@ -50,7 +53,10 @@ def norm64(tree: PyTree) -> float:
 
 
 def close(a: PyTree, b: PyTree, rtol: float = 1e-4) -> bool:
-    """Whether a and b differ by at most `rtol` times the norm of b; for `rtol` 0 not at all."""
+    """Whether a and b differ by at most `rtol` times the norm of b.
+
+    For `rtol` 0 they must not differ at all.
+    """
     if not pytree.same_structure(a, b) or shapes(a) != shapes(b):
         return False
     difference = jax.tree.map(

@@ -119,7 +119,10 @@ def _check_eager(
     sensitivity: float,
     keeps_structure: bool,
 ) -> dict[str, PyTree]:
-    """Name -> output without jit, for `EAGER`; checks structure, bound and a second call."""
+    """Checks structure, bound and a second call without jit.
+
+    It returns name -> output for the gradients that `EAGER` names.
+    """
     gradients = dict(_gradients(params))
     tried = {name: jax.tree.map(jnp.asarray, gradients[name]) for name in EAGER}
     outputs = {}
