@@ -1,4 +1,4 @@
-"""CIFAR-10 at a scale that two CPU cores carry: the question of Table 1, not its numbers.
+"""CIFAR-10 for two CPU cores: it compares Table 1's methods and does not reproduce its numbers.
 
 Command:   python -m scripts.paper.reproduce --table=1 --datasets=cifar10_small --seeds=5
              --workdir=DIR --config.dataset.path=FOLDER

@@ -59,7 +59,10 @@ EXTENSIONS = {
 
 
 def get_config(name: str = "automatic") -> ConfigDict:
-    """Returns the configuration of a worked extension; InputError for another name."""
+    """Returns the configuration of a worked extension.
+
+    InputError for another name.
+    """
     if name not in EXTENSIONS:
         raise InputError(f"unknown extension {name!r}; choose from {', '.join(EXTENSIONS)}")
     method, sections = EXTENSIONS[name]
