@@ -1,1 +1,4 @@
-"""Worked extensions, and uses of `bam` with other libraries; each file stands alone."""
+"""Worked extensions, and uses of `bam` with other libraries.
+
+Each file stands alone.
+"""

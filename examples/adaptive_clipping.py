@@ -28,7 +28,10 @@ import bam
 
 
 def clip(plan, clip_norm, quantile=0.5, learning_rate=0.2, count_noise=0.05, per_clip_norm=True):
-    """Clips to a norm that adapts; `count_noise` is the standard deviation of the noise in b̃."""
+    """Clips to a norm that adapts.
+
+    `count_noise` is the standard deviation of the noise in b̃.
+    """
     quantile, learning_rate = float(quantile), float(learning_rate)
     if not 0 < quantile < 1 or not count_noise > 0:
         raise ValueError("quantile must be between 0 and 1, count_noise positive")

@@ -16,7 +16,10 @@ import bam
 
 
 def clip(plan, clip_norm, gamma=0.01):
-    """Scales a gradient to a norm just below C; a gradient that is not finite becomes zero."""
+    """Scales a gradient to a norm just below C.
+
+    A gradient that is not finite becomes zero.
+    """
     gamma = float(gamma)  # a copy, because the caller could change an array later
 
     def normalise(grads, state, params=None):

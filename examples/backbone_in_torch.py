@@ -89,7 +89,10 @@ def renamed(arrays: Weights) -> dict[str, torch.Tensor]:
 
 
 def interpolated(position: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Positions of a square grid of patches on another grid; the class token keeps its own."""
+    """Interpolates the positions of a square grid of patches on another grid.
+
+    The class token keeps its own position.
+    """
     side = math.isqrt(position.shape[1] - 1)
     if rows * columns == side**2:
         return position

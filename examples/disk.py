@@ -25,7 +25,10 @@ import bam
 
 
 def oracle(loss_fn, kappa, gamma, learning_rate):
-    """`learning_rate` is η of the optimizer; that must be SGD, whose gradient is g."""
+    """Mixes gradients at the weights and ahead of them.
+
+    `learning_rate` is η of the optimizer. The optimizer must be SGD, whose gradient is g.
+    """
     kappa, gamma, learning_rate = float(kappa), float(gamma), float(learning_rate)
     if not (0 < kappa <= 1 and gamma > 0):
         raise ValueError(f"kappa must be in (0, 1] and gamma above 0, got {kappa} and {gamma}")
@@ -43,7 +46,7 @@ def oracle(loss_fn, kappa, gamma, learning_rate):
 
 
 def clip(plan, clip_norm, kappa):
-    """Clips at C; a step releases the running mean."""
+    """Clips at C, and releases the running mean in each step."""
     kappa, to_norm = float(kappa), bam.clip_by_l2_norm(clip_norm)
 
     def update(grads, running, params=None):

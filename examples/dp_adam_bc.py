@@ -18,7 +18,10 @@ import optax
 
 
 def optimizer(plan, clip_norm, sensitivity, learning_rate, b1=0.9, b2=0.999, floor=5e-4):
-    """Adam with a bias-corrected second moment; `floor` is γ, the least divisor."""
+    """Returns Adam with a bias-corrected second moment.
+
+    `floor` is γ, the least divisor.
+    """
     del clip_norm
     noise_variance = (plan.noise_multiplier * sensitivity / plan.expected_batch_size) ** 2
 

@@ -19,7 +19,10 @@ import bam
 
 
 def clip(plan, clip_norm, r=0.1):
-    """Scales a gradient to a norm below C; a gradient that is not finite becomes zero."""
+    """Scales a gradient to a norm below C.
+
+    A gradient that is not finite becomes zero.
+    """
     r = float(r)
     if not r > 0:
         raise ValueError(f"r must be positive, got {r}")

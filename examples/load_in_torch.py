@@ -52,7 +52,7 @@ def load(folder: str, feature_map: Map | None = None) -> Map:
 
 
 def linear(weights: Weights, x: torch.Tensor) -> torch.Tensor:
-    """Logistic regression; its weight is `[classes, inputs]`."""
+    """Logistic regression with a weight `[classes, inputs]`."""
     return functional.linear(x.flatten(1), weights["weight"], weights["bias"])
 
 
@@ -87,7 +87,7 @@ def vision_transformer(weights: Weights, x: torch.Tensor) -> torch.Tensor:
 
 
 def dense(weights: Weights, name: str, x: torch.Tensor) -> torch.Tensor:
-    """A linear layer; its kernel is `[inputs, outputs]`."""
+    """A linear layer with a kernel `[inputs, outputs]`."""
     return x @ weights[f"{name}/kernel"] + weights[f"{name}/bias"]
 
 

@@ -13,7 +13,10 @@ from bam.data.datasets import Dataset, Split
 
 
 def parity():
-    """Digits with the labels even and odd; 360 of them are for testing."""
+    """Returns digits with the labels even and odd.
+
+    360 of them are for testing.
+    """
     images, digits = load_digits(return_X_y=True)
     images = (255 * images / 16).astype(np.uint8).reshape(-1, 8, 8, 1)
     labels = (digits % 2).astype(np.int32)

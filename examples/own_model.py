@@ -20,5 +20,8 @@ class Mlp(nn.Module):
 
 
 def mlp(num_classes, width):
-    """The function that a config names; its arguments are the number of classes and the keys."""
+    """Returns the network for a config that names this function.
+
+    The arguments are the number of classes and the keys of the config's section.
+    """
     return Mlp(num_classes, width)

@@ -21,7 +21,10 @@ import bam
 
 
 def clip(plan, clip_norm, floor=0.01, decay=0.999):
-    """Clips gradients that are scaled by the sizes of released ones; C is `clip_norm`."""
+    """Clips gradients that are scaled by the sizes of released ones.
+
+    C is `clip_norm`.
+    """
     floor, decay = float(floor), float(decay)
     if not (floor > 0 and 0 <= decay < 1):
         raise ValueError(f"floor must be positive and decay in [0, 1), got {floor} and {decay}")

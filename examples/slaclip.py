@@ -26,7 +26,10 @@ import bam
 
 
 def clip(plan, clip_norm, num_slots=50, learning_rate=0.2, beta=0.5, least=0.1, most=50.0):
-    """Clips to a norm C_t that adapts between `least` and `most`; sums are in units of C_t."""
+    """Clips to a norm C_t that adapts between `least` and `most`.
+
+    Sums are in units of C_t.
+    """
     num_slots, learning_rate, beta = int(num_slots), float(learning_rate), float(beta)
     least, most = float(least), float(most)
     if num_slots < 1 or not 0 < least <= most:

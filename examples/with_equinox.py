@@ -15,7 +15,7 @@ NUM_STEPS = 10
 
 
 def main() -> tuple[float, float]:
-    """Takes ten private BAM steps on all digits; returns the loss before and after."""
+    """Takes ten private BAM steps on all digits, and returns the loss before and after."""
     model = eqx.nn.MLP(in_size=64, out_size=10, width_size=32, depth=1, key=jax.random.key(0))
     params, static = eqx.partition(model, eqx.is_inexact_array)
 

@@ -19,7 +19,7 @@ BATCH, STEPS, DELTA, EPSILON = 256, 60, 1e-5, 3.0
 
 
 def main() -> float:
-    """Trains a small network on digits with DP-SGD; returns its test accuracy."""
+    """Trains a small network on digits with DP-SGD, and returns its test accuracy."""
     data = datasets.load("digits")
     images = jnp.asarray(data.train.images.reshape(-1, 64) / 16.0)
     labels = jnp.asarray(data.train.labels)

@@ -31,7 +31,7 @@ class Mlp(nnx.Module):
 
 
 def main(folder: Path) -> tuple[float, float]:
-    """Trains on digits for ten epochs; returns the spent ε and the test accuracy."""
+    """Trains on digits for ten epochs, and returns the spent ε and the test accuracy."""
     train, test = datasets.load("digits")[1:3]
     flat = lambda images: jnp.asarray(images.reshape(len(images), 64) / 16.0, jnp.float32)  # noqa: E731
     model = bam.as_functions(Mlp(nnx.Rngs(0)), (64,))

@@ -47,7 +47,10 @@ class Linen(nn.Module):
 
 
 def linen() -> tuple[float, list[float]]:
-    """Trains a Linen network in a `TrainState`; returns its test accuracy and training losses."""
+    """Trains a Linen network in a `TrainState`.
+
+    It returns the test accuracy and the training losses.
+    """
     train, test = digits()
     network = Linen()
     params = network.init(jax.random.key(0), train["x"][0])
@@ -78,13 +81,16 @@ class Nnx(nnx.Module):
         self.head = nnx.Linear(64, 10, rngs=rngs)
 
     def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Returns the logits of rows `[..., 64]`; without a key there is no dropout."""
+        """Returns the logits of rows `[..., 64]`.
+
+        Without a key there is no dropout.
+        """
         dropout = nnx.Dropout(0.2, deterministic=key is None)
         return self.head(dropout(nnx.relu(self.hidden(x)), rngs=key))
 
 
 def with_nnx() -> tuple[float, list[float]]:
-    """Trains an NNX network by `nnx.Optimizer`; returns as `linen`."""
+    """Trains an NNX network by `nnx.Optimizer`, and returns what `linen` returns."""
     train, test = digits()
     network = Nnx(nnx.Rngs(0))
     structure, _ = nnx.split(network, nnx.Param)

@@ -1,4 +1,6 @@
-"""Runs the commands of docs/own_images.md one after the other; `--out` saves their output.
+"""Runs the commands of docs/own_images.md one after the other.
+
+`--out` saves their output.
 
 python -m examples.own_images.walk [--out=docs/results/own_images]
 """
