@@ -49,7 +49,10 @@ def main() -> None:
 
 
 def chosen() -> dict[str, ConfigDict]:
-    """Entry -> the config with the best mean accuracy on held-out images; the first if equal."""
+    """Maps each entry to the config with the best mean accuracy on held-out images.
+
+    Of equal ones it takes the first.
+    """
     rows, configs = reversed(files.read_json(SETTINGS)["rows"]), {}
     best = {x["entry"]: x for x in sorted(rows, key=lambda row: sum(row["accuracies"]))}
     for name, (clip_norm, _) in ENTRIES.items():

@@ -91,7 +91,10 @@ def softened(image: Float[np.ndarray, "s s 3"], soft: float) -> Float[np.ndarray
 def texture(
     rng: Rng, slope: float, angle: float = 0.0, stretch: float = 1.0, side: int = SIDE
 ) -> Plane:
-    """A Gaussian field, deviation 1, amplitudes |frequency|^-slope; stretched along an angle."""
+    """Draws a Gaussian field of deviation 1 with amplitudes |frequency|^-slope.
+
+    The field is stretched along an angle.
+    """
     rows, columns = np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None]
     along, across = turned(columns, rows, angle)
     frequency = np.hypot(along * stretch, across / stretch)
@@ -101,7 +104,10 @@ def texture(
 
 
 def turned(x: Plane, y: Plane, angle: float, aspect: float = 1.0) -> tuple[Plane, Plane]:
-    """Coordinates along an angle, and across it; the second are divided by `aspect`."""
+    """Returns coordinates along an angle, and across it.
+
+    The second are divided by `aspect`.
+    """
     u = np.cos(angle) * x + np.sin(angle) * y
     return u, (np.cos(angle) * y - np.sin(angle) * x) / aspect
 
@@ -120,7 +126,10 @@ def place(row: float, column: float, angle: float) -> dict[str, float]:
 def shape(
     rng: Rng, radius: float, x: Plane, y: Plane, angle: float, is_simple: bool = False
 ) -> tuple[Plane, ...]:
-    """A mask (disc, bar, triangle; if not simple, also lobes or a ring) and turned coordinates."""
+    """Draws a mask, and returns it with the turned coordinates.
+
+    The mask is a disc, a bar or a triangle. If it is not simple, it can also be lobes or a ring.
+    """
     u, v = turned(x, y, angle, rng.uniform(0.4, 1))
     disc, bar = u**2 + v**2 < radius**2, np.maximum(abs(u), abs(v)) < radius
     masks = [disc, bar, (v > -radius / 2) & (v < radius - 2 * abs(u))]

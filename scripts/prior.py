@@ -137,7 +137,10 @@ def loss_of(
 def views(
     rng: np.random.Generator, images: UInt8[np.ndarray, "n s s 3"]
 ) -> Float[np.ndarray, "n 32 32 3"]:
-    """Crops of a quarter of an image or more, resized; half of them mirrored; in other colours."""
+    """Returns random crops of images, resized and in other colours.
+
+    A crop has a quarter of its image or more. Half of the crops are mirrored.
+    """
     n, whole = len(images), images.shape[1]
     size = whole * np.sqrt(rng.uniform(0.25, 1, n))[:, None]
     centres = (np.arange(SIDE) + 0.5) / SIDE

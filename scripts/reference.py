@@ -41,7 +41,10 @@ def as_code(value: object) -> str:
 
 
 def items(rows: Iterable[tuple[str, str]]) -> str:
-    """A Markdown list of names and their meanings; names of pages become links."""
+    """Returns a Markdown list of names and their meanings.
+
+    Names of pages become links.
+    """
     text = "".join(f"- {name}: {' '.join(meaning.split())}\n" for name, meaning in rows)
     return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text)
 

@@ -1,4 +1,4 @@
-"""Runs all measurements on an accelerator, piece by piece; a stopped command can be resumed.
+"""Runs all measurements on an accelerator, piece by piece.
 
 python -m scripts.benchmarks.accelerator --device=h100 --workdir=runs/accelerator --seconds=540 \
   --data=FOLDER
@@ -75,7 +75,10 @@ def pieces() -> Iterator[Piece]:
 
 
 def run(piece: Piece, seconds: float) -> dict[str, object]:
-    """Runs a piece; returns its end, its seconds and its last lines. A log has all lines."""
+    """Runs a piece, and returns its end, its seconds and its last lines.
+
+    A log has all lines.
+    """
     started, workdir = time.perf_counter(), Path(_WORKDIR.value)
     command = [sys.executable, *piece.command]
     if "train" in piece.command:  # so that it saves a checkpoint before it is killed
@@ -99,7 +102,10 @@ def run(piece: Piece, seconds: float) -> dict[str, object]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process; a training saves a checkpoint first."""
+    """Ends a process.
+
+    A training saves a checkpoint first.
+    """
     process.terminate()
     try:
         process.wait(LEAST_SECONDS)
@@ -109,7 +115,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    """Runs the unfinished pieces until the seconds are over; a failed piece is not run again."""
+    """Runs the unfinished pieces until the seconds are over.
+
+    A failed piece is not run again.
+    """
     workdir, started = Path(_WORKDIR.value), time.perf_counter()
     workdir.mkdir(parents=True, exist_ok=True)
     record = workdir / "pieces.json"

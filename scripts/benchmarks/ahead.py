@@ -76,7 +76,10 @@ KINDS = {
 
 
 def kind_of(target: str) -> Kind:
-    """The kind of a target's devices; InputError for an unknown target."""
+    """Returns the kind of a target's devices.
+
+    InputError for an unknown target.
+    """
     name, _, shape = target.partition(":")
     kind = KINDS.get(name)
     shapes = {"tpu": r"[1-9]\d*(x[1-9]\d*){1,2}", "cuda": r"([1-9]\d*)?"}
@@ -89,10 +92,11 @@ def kind_of(target: str) -> Kind:
 
 
 def devices_of(target: str) -> list[jax.Device]:
-    """The target's devices, to compile for; call it before JAX starts.
+    """Returns the target's devices, for which to compile.
 
-    It sets JAX's platform to the CPU and the environment variables of the compilers. InputError if
-    a target has no devices of that shape, or if its compiler is not installed.
+    Call it before JAX starts. It sets JAX's platform to the CPU and the environment variables of
+    the compilers. InputError if a target has no devices of that shape, or if its compiler is not
+    installed.
     """
     from jax.experimental import topologies
 

@@ -56,7 +56,7 @@ class Run(NamedTuple):
 
 
 def main() -> None:
-    """Runs every case in every round; writes all measurements after each round."""
+    """Runs every case in every round, and writes all measurements after each round."""
     trees = {"": ROOT, **_trees(_TREE.value)}
     if unknown := [x for x in _NETWORK.value if x not in NETWORKS]:
         raise InputError(f"no network {unknown[0]!r}: choose from {', '.join(NETWORKS)}")
@@ -111,7 +111,7 @@ def _results(
 
 
 def _run(case: Run, network: str, steps: bool) -> JsonObject:
-    """Runs a case in a process of its own; returns the JSON that it prints."""
+    """Runs a case in a process of its own, and returns the JSON that it prints."""
     environ = {k: v for k, v in os.environ.items() if k not in CACHES}
     environ |= {"PYTHONPATH": str(case.folder), "JAX_ENABLE_COMPILATION_CACHE": "false"}
     package = CASES[case.name].package
@@ -140,7 +140,10 @@ def _run(case: Run, network: str, steps: bool) -> JsonObject:
 
 
 def _installed(only: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The cases to measure, and packages that are missing; InputError for a case that needs one."""
+    """Returns the cases to measure, and the packages that are missing.
+
+    InputError if a case in `only` is unknown or needs a missing package.
+    """
     if unknown := [name for name in only if name not in CASES]:
         raise InputError(f"no case {unknown[0]!r}: choose from {', '.join(CASES)}")
     names, missing = [], []
@@ -163,7 +166,10 @@ def _runs(name: str, trees: Mapping[str, Path]) -> list[Run]:
 
 
 def _trees(texts: Sequence[str]) -> dict[str, Path]:
-    """NAME -> folder of each NAME=FOLDER; InputError for a folder that is not a checkout."""
+    """Maps NAME to the folder of each NAME=FOLDER.
+
+    InputError for a folder that is not a checkout.
+    """
     trees = {}
     for text in texts:
         name, _, folder = text.partition("=")

@@ -1,7 +1,8 @@
-"""Times a library's first steps in a fresh process; `cold.py` starts it once for each case.
+"""Times a library's first steps in a fresh process.
 
-It prints a line of JSON. Before the clock runs, it imports only the standard library. It uses only
-functions that older checkouts of bam have, too, so that `cold.py --tree` can compare them.
+`cold.py` starts it once for each case. It prints a line of JSON. Before the clock runs, it imports
+only the standard library. It uses only functions that older checkouts of bam have, too, so that
+`cold.py --tree` can compare them.
 """
 
 import functools
@@ -21,7 +22,9 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Network(NamedTuple):
-    """Blocks of conv 3×3 → GroupNorm → activation, then a linear layer; all libraries train it.
+    """Blocks of conv 3×3 → GroupNorm → activation, then a linear layer.
+
+    All libraries train it.
 
     Attributes:
       shape: height, width and channels of an image.
@@ -164,7 +167,10 @@ def ours_loop(problem: Problem) -> Training:
 
 
 def jax_privacy(as_arguments: bool, problem: Problem) -> Training:
-    """The loop of jax-privacy's examples; by hand its numbers can be arguments of the program."""
+    """Returns the loop of jax-privacy's examples.
+
+    With `as_arguments`, its numbers are arguments of the program, as a user can write by hand.
+    """
     import jax
     import jax_privacy
     import optax
@@ -369,7 +375,10 @@ class Clock:
 
 
 def main(started: float, name: str, network: str, width: int, batch: int, steps: bool) -> None:
-    """Measures a case; without `steps` it only imports the case's packages."""
+    """Measures a case.
+
+    Without `steps` it only imports the case's packages.
+    """
     case, clock = CASES[name], Clock()
     shape = NETWORKS[network]
     problem = Problem(network, shape._replace(width=width or shape.width), batch)

@@ -109,7 +109,10 @@ def main() -> None:
 def table(
     chosen: Sequence[str], depths: Sequence[int], few: set[int], rows: Sequence[JsonMapping]
 ) -> tuple[tables.Columns, list[list[str]]]:
-    """Milliseconds of each method at each depth; "not run" for a library that is not here."""
+    """Returns a table with the milliseconds of each method at each depth.
+
+    A library that is not installed has "not run".
+    """
     seconds = {(row["method"], row["depth"]): row["median"] for row in rows}
 
     def cell(name: str, depth: int) -> str:

@@ -136,7 +136,10 @@ def torch_network(params: Any) -> Any:
 
 
 def layers(params: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Kernel and bias of each layer; in `params`, those of the blocks are stacked."""
+    """Returns kernel and bias of each layer.
+
+    In `params`, those of the blocks are stacked.
+    """
     first, last = (params[f"Dense_{i}"] for i in (0, 1))
     stacked = [layer for name, layer in params.items() if not name.startswith("Dense_")]
     blocks = [

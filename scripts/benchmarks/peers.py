@@ -246,7 +246,10 @@ def _problem() -> Problem:
 def _jax_step(
     total: Callable[..., Any], problem: Problem, batch: Any, private: bool = True
 ) -> Callable[[], Any]:
-    """A step of sum, noise and SGD; each call starts from the weights of the call before."""
+    """Returns a step of sum, noise and SGD.
+
+    Each call starts from the weights of the call before.
+    """
     params, rate = problem.params, LEARNING_RATE / len(problem.labels)
 
     @jax.jit

@@ -112,7 +112,10 @@ def _with_best_of_opacus(observed: Mapping[str, list[float]]) -> dict[str, list[
 
 
 def _ratio(observed: Mapping[str, list[float]], above: str, below: str) -> str:
-    """Median and quartiles of the ratio, taken in each round; "–" if it was not measured."""
+    """Returns median and quartiles of the ratio, taken in each round.
+
+    It returns "–" if one of the two was not measured.
+    """
     if above not in observed or below not in observed:
         return "–"
     return _median([a / b for a, b in zip(observed[above], observed[below], strict=True)], ".2f")

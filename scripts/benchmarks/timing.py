@@ -47,7 +47,10 @@ def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTre
 def compile_timed(
     fn: Callable[..., PyTree], *args: PyTree, donate: tuple[int, ...] = ()
 ) -> tuple[PyTree, float]:
-    """Compiles `fn` for `args` without running it; returns the program and the seconds it took."""
+    """Compiles `fn` for `args` without running it.
+
+    It returns the program and the seconds that compiling took.
+    """
     started = time.perf_counter()
     compiled = jax.jit(fn, donate_argnums=donate).lower(*args).compile()
     return compiled, time.perf_counter() - started

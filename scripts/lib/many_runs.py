@@ -39,7 +39,7 @@ def carry_out(study: Study, out: Path, legend: str = "") -> tuple[list[JsonObjec
 
 
 def run_missing(groups: Mapping[str, runs.Configs]) -> dict[str, dict[int, runs.FinishedRun]]:
-    """Trains the runs that `--workdir` lacks; returns group -> seed -> finished run.
+    """Trains the runs that `--workdir` lacks, and returns group -> seed -> finished run.
 
     If the time ends first, the script ends with exit status 3, and the same command continues.
     """
@@ -53,7 +53,10 @@ def run_missing(groups: Mapping[str, runs.Configs]) -> dict[str, dict[int, runs.
 
 @contextlib.contextmanager
 def _should_stop() -> Iterator[Callable[[], bool]]:
-    """Yields a `should_stop` of training; what follows it is ended at once by a signal."""
+    """Yields a `should_stop` of training.
+
+    A signal ends at once what follows the training.
+    """
     with signals.put_back(signal.SIGINT, signal.SIGTERM):
         yield signals.stop_after(flags.FLAGS.max_seconds)
 

@@ -47,7 +47,10 @@ def as_markdown(notebook: Any) -> str:
 
 
 def on_page_markdown(markdown: str, **unused: Any) -> str:
-    """Points links to the places on the site; a link to a folder becomes its name."""
+    """Points links to the places on the site.
+
+    A link to a folder becomes its name.
+    """
     markdown = re.sub(r"\[(\w+/)\]\((?:\.\./)?\w+\)", r"`\1`", markdown)
     for name, path in PAGES.items():
         markdown = re.sub(rf"\]\((\.\./)?{path}", f"]({name}", markdown)

@@ -161,7 +161,10 @@ def bias_by_batch_size(series: Sequence[Series], path: Path, quantities: Sequenc
 
 
 def _by_batch_size(series: Series) -> list[JsonObject]:
-    """Per run: stage -> batch size -> mean of each quantity; kept as JSON in the run's folder."""
+    """Returns, for each run, stage -> batch size -> mean of each quantity.
+
+    The means are kept as JSON in the run's folder.
+    """
     results, built = [], loop.build(next(iter(series.configs.values())), log=screen.show)
     for run, config in series.configs.items():
         folder = Path(flags.FLAGS.workdir) / run

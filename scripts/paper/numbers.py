@@ -160,7 +160,10 @@ def _medium(method: str) -> dict[float, Result]:
 
 
 def _row(name: str, results: dict[float, Result], published: str = "") -> list[str]:
-    """A row of results by ε; `published` names the method whose accuracy in the paper to add."""
+    """Returns a row of results by ε.
+
+    `published` names the method whose accuracy in the paper is added.
+    """
     cells = [results[e].cell if e in results else "not run" for e in EPSILONS]
     for place, epsilon in enumerate(EPSILONS):
         if published and epsilon in TABLE_1["cifar10"]:
@@ -188,7 +191,10 @@ def _time(seconds: Sequence[float]) -> str:
 
 
 def _commits(commits: Sequence[str]) -> str:
-    """Short hashes; "+" after one with changes that were not committed."""
+    """Returns short hashes of commits.
+
+    One with changes that were not committed ends with "+".
+    """
     short = {x[:7] + "+" * x.endswith("(modified)") for x in commits}
     return ", ".join(x for x in sorted(short) if f"{x}+" not in short)
 

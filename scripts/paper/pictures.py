@@ -189,7 +189,10 @@ def _read(name: str) -> Any:
 
 
 def _name_rows(axis: Any, rows: Mapping[str, Any]) -> None:
-    """Names the rows of a chart, from above to below; those without a value are headings."""
+    """Names the rows of a chart, from above to below.
+
+    Rows without a value are headings.
+    """
     axis.set_yticks(range(len(rows)), rows)
     for each in axis.figure.axes:
         each.tick_params(axis="y", length=0, labelsize=10)
