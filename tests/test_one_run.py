@@ -49,7 +49,7 @@ def test_a_canary_is_an_entry_of_its_own_of_norm_s():
     expected = np.zeros(built().num_params)
     expected[entries[5:]] = built().sensitivity
     rows = sampling.pad(REAL + 5 + np.arange(NUM_CANARIES - 5), built().plan.capacity, 0, 0)
-    total = whole_run.sum_of_clipped(built(), state, built().batch(state, rows))
+    total = whole_run.clipped_gradient_sum(built(), state, built().batch(state, rows))
     np.testing.assert_allclose(total, expected, atol=1e-4)
 
 

@@ -205,8 +205,8 @@ def lower_bound(
     # A threshold chosen on the scores that it is tested on would overstate ε.
     num_held_out = len(present) // 5, len(absent) // 5
     threshold = _best_threshold(present[: num_held_out[0]], absent[: num_held_out[1]])
-    missed = _missed(present[num_held_out[0] :], threshold)
-    alarmed = _alarmed(absent[num_held_out[1] :], threshold)
+    missed = _misses(present[num_held_out[0] :], threshold)
+    alarmed = _false_alarms(absent[num_held_out[1] :], threshold)
     level = 1 - (1 - confidence) / 2  # a union bound over the two rates
     false_negative, false_positive = (_upper(errors, level) for errors in (missed, alarmed))
     any_mechanism = max(
@@ -214,36 +214,39 @@ def lower_bound(
         _log_ratio(1 - delta - false_positive, false_negative),
     )
 
-    def allowed(f: tradeoff.Tradeoff) -> bool:
+    def is_allowed(f: tradeoff.Tradeoff) -> bool:
         """Whether a mechanism with trade-off function f may have error rates this low."""
         return float(f(np.array([false_positive]))[0]) <= false_negative
 
-    spent = epsilon_ruled_out(allowed, sampling_prob, num_steps, delta)
+    spent = epsilon_ruled_out(is_allowed, sampling_prob, num_steps, delta)
     return Audit(spent, max(0.0, any_mechanism), false_positive, false_negative)
 
 
 def epsilon_ruled_out(
-    allowed: Callable[[tradeoff.Tradeoff], bool], sampling_prob: float, num_steps: int, delta: float
+    is_allowed: Callable[[tradeoff.Tradeoff], bool],
+    sampling_prob: float,
+    num_steps: int,
+    delta: float,
 ) -> float:
     """A lower bound on ε: that of the Poisson-sampled Gaussian with the least σ that is ruled out.
 
-    `allowed` tells whether a mechanism with a trade-off function may show what was observed. A σ is
-    ruled out if neither it nor any larger σ, up to `MOST_NOISE`, is allowed. 0 if none is.
+    `is_allowed` tells whether a mechanism with a trade-off function may show what was observed. A σ
+    is ruled out if neither it nor any larger σ, up to `MOST_NOISE`, is allowed. 0 if none is.
     """
 
-    def possible(sigma: float) -> bool:
-        return allowed(_tradeoff(sigma, sampling_prob, num_steps))
+    def is_possible(sigma: float) -> bool:
+        return is_allowed(_tradeoff(sigma, sampling_prob, num_steps))
 
     sigma = MOST_NOISE
-    if possible(sigma):
+    if is_possible(sigma):
         return 0.0
-    while sigma > LEAST_NOISE and not possible(sigma / 2):
+    while sigma > LEAST_NOISE and not is_possible(sigma / 2):
         sigma /= 2
     # `sigma` is ruled out; `low` is allowed, or untried below `LEAST_NOISE`. Bisect between them.
     low = sigma / 2
     for _ in range(12 if sigma > LEAST_NOISE else 0):
         middle = math.sqrt(low * sigma)
-        low, sigma = (middle, sigma) if possible(middle) else (low, middle)
+        low, sigma = (middle, sigma) if is_possible(middle) else (low, middle)
     return _epsilon(sigma, sampling_prob, num_steps, delta)
 
 
@@ -274,8 +277,8 @@ def _best_threshold(present: np.ndarray, absent: np.ndarray) -> float:
     """The threshold whose upper bounds on the error rates give the largest μ of Gaussian DP."""
 
     def separation(threshold: float) -> float:
-        missed = _upper(_missed(present, threshold), 0.95)
-        alarmed = _upper(_alarmed(absent, threshold), 0.95)
+        missed = _upper(_misses(present, threshold), 0.95)
+        alarmed = _upper(_false_alarms(absent, threshold), 0.95)
         return float(-stats.norm.ppf(missed) - stats.norm.ppf(alarmed))
 
     scores = np.concatenate([present, absent])
@@ -285,11 +288,11 @@ def _best_threshold(present: np.ndarray, absent: np.ndarray) -> float:
     return max((float(c) for c in candidates), key=separation)
 
 
-def _missed(present: np.ndarray, threshold: float) -> np.ndarray:
+def _misses(present: np.ndarray, threshold: float) -> np.ndarray:
     return ~(present > threshold)  # true of NaN, too
 
 
-def _alarmed(absent: np.ndarray, threshold: float) -> np.ndarray:
+def _false_alarms(absent: np.ndarray, threshold: float) -> np.ndarray:
     return ~(absent <= threshold)
 
 

@@ -93,7 +93,7 @@ def banded_p_values(
         counts = blocks.any(axis=0).sum(axis=1)
         if counts.sum() >= 10 * bands:  # with fewer, the statistic is not nearly χ²
             law, statistic = stats.chi2(bands - 1), stats.chisquare(counts).statistic
-            parts_p_values.append(_two_sided(law.cdf(statistic), law.sf(statistic)))
+            parts_p_values.append(_two_sided_p_value(law.cdf(statistic), law.sf(statistic)))
     prob = bands * plan.expected_batch_size / num_examples
     members = np.concatenate(turns)
     p_values = batch_p_values(members, prob) if prob < 1 else {"all examples": float(members.all())}
@@ -150,7 +150,7 @@ def batch_p_values(
     return {
         "batch mean": float(stats.binomtest(int(sizes.sum()), members.size, sampling_prob).pvalue),
         "batch sizes": _binomial_spread(sizes, num_examples, sampling_prob),
-        "participation": _smallest([_two_sided(law.cdf(c), law.sf(c - 1)) for c in counts]),
+        "participation": _smallest([_two_sided_p_value(law.cdf(c), law.sf(c - 1)) for c in counts]),
         "participation spread": _binomial_spread(counts, num_steps, sampling_prob),
         "batch pairs": _overlaps(members),
         "example pairs": _overlaps(members.T),
@@ -203,7 +203,7 @@ def _overlaps(members: np.ndarray) -> float:
 def _spread(z: np.ndarray) -> float:
     """Two-sided p-value of the χ² of standard normal numbers."""
     squares = np.sum(z**2)
-    return _two_sided(stats.chi2.cdf(squares, z.size), stats.chi2.sf(squares, z.size))
+    return _two_sided_p_value(stats.chi2.cdf(squares, z.size), stats.chi2.sf(squares, z.size))
 
 
 def _binomial_spread(counts: np.ndarray, num_draws: int, prob: float) -> float:
@@ -215,7 +215,7 @@ def _normal(x: float) -> float:
     return float(2 * stats.norm.sf(abs(x)))
 
 
-def _two_sided(below: float, above: float) -> float:
+def _two_sided_p_value(below: float, above: float) -> float:
     return float(np.minimum(1.0, 2 * np.minimum(below, above)))  # NaN of NaN, unlike `min`
 
 

@@ -71,7 +71,7 @@ def record(trainer: Trainer, seed: int | None, cut: int = 0) -> ObservedRun:
     members: list[np.ndarray] = []
 
     def recording_step(state: TrainState, batch: DrawnBatch) -> TrainState:
-        expected = sum_of_clipped(trainer, state, batch)
+        expected = clipped_gradient_sum(trainer, state, batch)
         state = trainer.step(state, batch)
         noised = plan.expected_batch_size * flat(state.private.previous)
         noise.append((noised - expected) / noise_std)
@@ -121,7 +121,7 @@ def flat(tree: PyTree) -> Float[np.ndarray, " entries"]:
     )
 
 
-def sum_of_clipped(
+def clipped_gradient_sum(
     trainer: Trainer, state: TrainState, batch: DrawnBatch
 ) -> Float[np.ndarray, " entries"]:
     """Returns the sum of a batch's clipped gradients, without its padding, as `flat` returns it.
