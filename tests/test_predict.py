@@ -325,7 +325,7 @@ def test_inputs_that_are_no_image_files_are_refused(folder, facts, message):
     with pytest.raises(DataError, match=message):
         is_mapped = load.features_name(stated) == "scattering"
         stated |= {"raw_shape": None} if is_mapped else {}
-        takes = load.taken(stated, is_mapped)
+        takes = load.input_type(stated, is_mapped)
         predict.preprocessing_of(released._replace(facts=stated, takes=takes))
 
 
@@ -344,9 +344,9 @@ def test_a_release_that_does_not_record_its_images_type_is_of_pixels_if_it_shows
     facts = load.load(folder / "release").facts
     facts = {k: v for k, v in facts.items() if k not in ("raw_shape", "raw_dtype")}
     facts |= {"mean": constants[0], "std": constants[1], "preprocessing": imported}
-    takes = load.taken(facts, False)
+    takes = load.input_type(facts, False)
     assert (takes is not None and takes.dtype == np.uint8) == are_pixels
-    takes = load.taken(facts | {"raw_dtype": "float32"}, False)  # the control
+    takes = load.input_type(facts | {"raw_dtype": "float32"}, False)  # the control
     assert takes.dtype == np.float32
 
 

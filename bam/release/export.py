@@ -95,7 +95,7 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise FileExistsError(f"{out} is not empty; choose another --out")
     description = _describe_model(run)
-    params = _averaged(run, build(description, own_model).like)
+    params = _read_weights(run, build(description, own_model).like)
     leaves = traverse_util.flatten_dict(params, sep="/")
     arrays = {name: np.asarray(x) for name, x in leaves.items()}
     # As float32, which loses nothing: NumPy's files and most readers lack bfloat16.
@@ -321,8 +321,11 @@ def _describe_model(run: RunRecords) -> JsonObject:
     }
 
 
-def _averaged(run: RunRecords, like: Shapes) -> PyTree:
-    """The averaged weights after the last step and the frozen ones, with LoRA's factors merged."""
+def _read_weights(run: RunRecords, like: Shapes) -> PyTree:
+    """Reads the averaged weights after the last step and the frozen ones.
+
+    LoRA's factors are merged into them.
+    """
     newest = checkpoint.newest(run.workdir / CHECKPOINTS)
     if newest is None:
         raise InputError(

@@ -243,7 +243,7 @@ def build(description: JsonObject, own_model: str, weights: str = "") -> Built:
 
     # It traces the network without computing or allocating a weight.
     like = jax.eval_shape(model.init, jax.random.key(0))
-    return Built(model, prepare, like, taken(description, is_mapped=feature_map is not None))
+    return Built(model, prepare, like, input_type(description, is_mapped=feature_map is not None))
 
 
 def features_name(description: JsonObject) -> str:
@@ -289,7 +289,7 @@ def _feature_map(description: JsonObject, weights: str) -> extraction.FeatureMap
     return parts.make_features(ConfigDict(section))
 
 
-def taken(description: JsonObject, is_mapped: bool) -> jax.ShapeDtypeStruct | None:
+def input_type(description: JsonObject, is_mapped: bool) -> jax.ShapeDtypeStruct | None:
     """Returns shape and dtype of an image that a release takes as input.
 
     `is_mapped` tells whether the release maps images to features itself.

@@ -180,7 +180,7 @@ def _tests(summary: JsonObject) -> JsonObject | None:
         return None
     overall: JsonObject = {}
     members: dict[str, JsonObject] = {}
-    drawn, number = _drawn(summary)
+    drawn, number = _drawn_units(summary)
     for name, interval in recorded.items():
         figure, slash, member = name.partition("/")
         if interval is None and slash:  # a class without test images
@@ -216,7 +216,7 @@ def _tests(summary: JsonObject) -> JsonObject | None:
     return tables | {"confusion": confusion.tolist(), "drawn": drawn, "few": FEW}
 
 
-def _drawn(summary: JsonObject) -> tuple[str, float]:
+def _drawn_units(summary: JsonObject) -> tuple[str, float]:
     """Returns the units that the intervals draw, in words, and their number.
 
     The number is ∞ if it is not recorded.
