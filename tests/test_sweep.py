@@ -44,7 +44,7 @@ def test_finished_runs_are_not_trained_again_and_seeds_share_one_compilation(tmp
     first = (tmp_path / "a/seed0/summary.json").read_bytes()
     assert train(two | {"a/seed2": tiny(2)}, tmp_path) == ["a/seed2"]
     assert (tmp_path / "a/seed0/summary.json").read_bytes() == first
-    assert set(runs.finished({"a/seed0": tiny(0), "b": tiny(5)}, tmp_path)) == {"a/seed0"}
+    assert set(runs.read_finished({"a/seed0": tiny(0), "b": tiny(5)}, tmp_path)) == {"a/seed0"}
     with pytest.raises(ValueError, match=r"holds a run with epsilon = 3\.0, not 1\.0"):
         train({"a/seed0": tiny(0, epsilon=1.0)}, tmp_path)
 
@@ -68,7 +68,7 @@ def test_a_stopped_run_goes_on_where_it_stopped_and_others_wait(tmp_path):
     answers = iter([False, False, False, False, True])
     train(wanted, tmp_path, lambda: next(answers), lambda *event: events.append(event))
     assert events == [("a", "stopped after step 1 of 2")]
-    assert runs.finished(wanted, tmp_path) == {}
+    assert runs.read_finished(wanted, tmp_path) == {}
     assert train(wanted, tmp_path) == ["a", "b"]
     assert saved_steps(tmp_path / "a")[-1] == 2
 
@@ -96,7 +96,7 @@ def test_a_run_that_becomes_free_is_trained_after_all(tmp_path):
 
     train({"a": tiny(0), "b": tiny(1)}, tmp_path, on_event=on_event)
     assert events == ["b", "a"]
-    assert set(runs.finished({"a": tiny(0), "b": tiny(1)}, tmp_path)) == {"a", "b"}
+    assert set(runs.read_finished({"a": tiny(0), "b": tiny(1)}, tmp_path)) == {"a", "b"}
 
 
 def test_a_mistake_in_the_last_run_costs_no_training_of_the_first(tmp_path):

@@ -54,7 +54,7 @@ def sweep(flags: FlagValues) -> int:
     always = ["p", *(x for x in columns if x.startswith(metric.replace("_", " ")))]
     screen.table(columns, rows, file=out.with_name(f"{out.name}.md"), always=always)
     screen.say(studies.LEGEND)
-    if not studies.finished(runs, flags.num_seeds):
+    if not studies.is_finished(runs, flags.num_seeds):
         return options.STOPPED
     has_bias = any(row["bias_norm"] is not None for row in rows)
     if has_bias and len({methods.full_label(row["method"]) for row in rows}) == len(rows):

@@ -243,7 +243,7 @@ def _drawn_once(
     }
     if recorded:
         # Without its key, which is gone after the last score, the fingerprint cannot be compared.
-        compared = identity.keys() - ({"data_key", "data"} if _scored(recorded) else set())
+        compared = identity.keys() - ({"data_key", "data"} if _is_scored(recorded) else set())
         if any(recorded.get(key) != identity[key] for key in compared):
             raise InputError(f"{path} is of another search; choose another --workdir")
         return recorded
@@ -289,7 +289,7 @@ def _fingerprint(key: str, trainer: loop.Trainer) -> str:
     return datasets.fingerprint(bytes.fromhex(key), *data)
 
 
-def _scored(record: JsonObject) -> bool:
+def _is_scored(record: JsonObject) -> bool:
     return all(trial["score"] is not None for trial in record["trials"])
 
 
@@ -298,7 +298,7 @@ def _write(path: Path, record: JsonObject) -> None:
 
     With the last score it also deletes the fingerprint's key.
     """
-    if _scored(record):
+    if _is_scored(record):
         record.pop("data_key", None)
     files.write_json(path, record)
 

@@ -45,7 +45,7 @@ def read(folder: Path) -> FinishedRun:
     return FinishedRun(config, rundir.read_rows(folder), summary)
 
 
-def finished(configs: Configs, workdir: Path) -> dict[str, FinishedRun]:
+def read_finished(configs: Configs, workdir: Path) -> dict[str, FinishedRun]:
     """Reads the finished runs.
 
     InputError for a folder that holds a run of another config.
@@ -62,7 +62,7 @@ def finished(configs: Configs, workdir: Path) -> dict[str, FinishedRun]:
 def by_seed(groups: Mapping[Key, Configs], workdir: Path) -> dict[Key, dict[int, FinishedRun]]:
     """Group -> seed -> run, for the finished runs."""
     return {
-        key: {configs[name].seed: run for name, run in finished(configs, workdir).items()}
+        key: {configs[name].seed: run for name, run in read_finished(configs, workdir).items()}
         for key, configs in groups.items()
     }
 
@@ -125,7 +125,7 @@ def train(
       on_built: called before the first step with the trainers of the unfinished runs.
       log: called with lines of a run's training, as that of `loop.train`.
     """
-    complete = finished(configs, workdir)
+    complete = read_finished(configs, workdir)
     missing = [name for name in configs if name not in complete]
     built = build({name: configs[name] for name in missing}, should_stop, workdir, log)
     if len(built) < len(missing):

@@ -173,6 +173,6 @@ def run_missing(
     return trained
 
 
-def finished(trained: Runs, num_seeds: int) -> bool:
+def is_finished(trained: Runs, num_seeds: int) -> bool:
     """Whether every group has `num_seeds` finished runs."""
     return all(len(by_seed) >= num_seeds for by_seed in trained.values())

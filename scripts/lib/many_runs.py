@@ -33,7 +33,7 @@ def carry_out(study: Study, out: Path, legend: str = "") -> tuple[list[JsonObjec
         rows, trained = studies.carry_out(study, num_seeds, workdir, out, stop, screen.show)
     screen.table(studies.columns(study.columns, rows), rows, file=out.with_name(f"{out.name}.md"))
     screen.say(studies.LEGEND, *filter(None, [legend]))
-    if not studies.finished(trained, num_seeds):
+    if not studies.is_finished(trained, num_seeds):
         sys.exit(options.STOPPED)
     return rows, trained
 
