@@ -18,7 +18,7 @@ def require(holds: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def compiled(function: Callable[..., PyTree], failure: str) -> Callable[..., PyTree]:
+def jit_or_fail(function: Callable[..., PyTree], failure: str) -> Callable[..., PyTree]:
     """Returns the compiled function.
 
     Its errors become an AssertionError that begins with `failure`.

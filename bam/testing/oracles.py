@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from bam.core import oracles, pytree
 from bam.core.pytree import Params
-from bam.testing.common import MIXED, close, compiled, norm64, require, row, shapes
+from bam.testing.common import MIXED, close, jit_or_fail, norm64, require, row, shapes
 
 # Examples whose gradients are also evaluated without jit, where Python code runs at every call and
 # may draw random numbers. A third one, in `check_oracle`, is the gradient at a minimum.
@@ -44,7 +44,7 @@ def check_oracle(
     params, batch = _network()
     rows = [row(batch, i) for i in range(4)]
     oracle = make_oracle(_loss)
-    ascend = compiled(oracle.ascend, "its ascend does not run compiled, in jax.jit")
+    ascend = jit_or_fail(oracle.ascend, "its ascend does not run compiled, in jax.jit")
     for previous in (jax.tree.map(jnp.zeros_like, params), params):
         moved = ascend(params, previous)
         require(
@@ -53,7 +53,7 @@ def check_oracle(
         )
         require(math.isfinite(norm64(moved)), "ascend returns values that are not finite")
     eager = [oracle.grad(params, example) for example in rows[:NUM_EAGER]]
-    one = compiled(oracle.grad, "its gradient does not run compiled, in jax.jit")
+    one = jit_or_fail(oracle.grad, "its gradient does not run compiled, in jax.jit")
     alone = [one(params, example) for example in rows]
     for example, grads, as_compiled in zip(rows, eager, alone, strict=False):
         require(
@@ -68,7 +68,7 @@ def check_oracle(
             "called twice it returns two gradients: it has a state, or draws random numbers that "
             'do not come from example["key"]',
         )
-    together = compiled(
+    together = jit_or_fail(
         jax.vmap(oracle.grad, (None, 0)),
         "its gradient does not run for a batch of examples, in jax.vmap",
     )

@@ -13,7 +13,7 @@ from bam.core import pytree
 from bam.core.clipping import ROUNDING, Clip, Transform, finish
 from bam.core.engine import clipped_sum
 from bam.core.pytree import Grads, Params
-from bam.testing.common import MIXED, close, compiled, norm64, require, row, shapes
+from bam.testing.common import MIXED, close, jit_or_fail, norm64, require, row, shapes
 
 MAGNITUDES = (0.0, 1e-40, 1e-25, 1e-6, 0.1, 1.0, 30.0, 1e15, 1e19, 1e30, 3e38)
 SPECIAL = (math.nan, math.inf, -math.inf)
@@ -72,7 +72,7 @@ def check_transform(
     def update(grads: Grads, state: PyTree) -> PyTree:
         return transform.update(grads, state, params)[0]
 
-    one = compiled(update, "its update does not run compiled, in jax.jit")
+    one = jit_or_fail(update, "its update does not run compiled, in jax.jit")
     alone = [one(grads, state) for grads in rows]
     _check_norms(names, alone, sensitivity)
     for name, bounded in zip(names, alone, strict=True):
@@ -80,7 +80,7 @@ def check_transform(
             name not in eager or close(bounded, eager[name]),
             f"its output for {name} differs between jax.jit and without it",
         )
-    batch, batched = _stacked(rows), _batched(update, len(rows))
+    batch, batched = _stack(rows), _vmap_rows(update, len(rows))
     together = batched(batch, state)
     _check_norms(names, together, sensitivity)
     for in_batch, bounded in zip(together, alone, strict=True):
@@ -89,7 +89,7 @@ def check_transform(
     for description, each in more_params:
         _check_bound(transform, each, sensitivity, f" ({description})")
     if getattr(transform, "finish", None) is not None:
-        step = compiled(
+        step = jit_or_fail(
             lambda mean, state: finish(transform, mean, state)[1],
             "its finish does not run compiled, in jax.jit",
         )
@@ -147,15 +147,15 @@ def _check_eager(
     return outputs
 
 
-def _stacked(rows: Sequence[PyTree]) -> PyTree:
+def _stack(rows: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
 
 
-def _batched(
+def _vmap_rows(
     update: Callable[[Grads, PyTree], PyTree], num_rows: int
 ) -> Callable[[PyTree, PyTree], list[PyTree]]:
     """A function of a batch and a state that returns the output for each row, by one program."""
-    program = compiled(
+    program = jit_or_fail(
         jax.vmap(update, (0, None)), "its update does not run for a batch of rows, in jax.vmap"
     )
 
@@ -169,8 +169,8 @@ def _batched(
 def _check_bound(transform: Transform, params: Params, sensitivity: float, when: str) -> None:
     """Checks the bound for further parameters, with all gradients in one program."""
     names, rows = zip(*_gradients(params), strict=True)
-    batched = _batched(lambda grads, state: transform.update(grads, state, params)[0], len(rows))
-    bounded = batched(_stacked(rows), transform.init(params))
+    batched = _vmap_rows(lambda grads, state: transform.update(grads, state, params)[0], len(rows))
+    bounded = batched(_stack(rows), transform.init(params))
     _check_norms(names, bounded, sensitivity, when)
 
 
