@@ -66,10 +66,10 @@ def get_config(name: str = "automatic") -> ConfigDict:
     if name not in EXTENSIONS:
         raise InputError(f"unknown extension {name!r}; choose from {', '.join(EXTENSIONS)}")
     method, sections = EXTENSIONS[name]
-    return extended(digits.get_config(method), sections)
+    return name_parts(digits.get_config(method), sections)
 
 
-def extended(config: ConfigDict, sections: Mapping[str, JsonMapping]) -> ConfigDict:
+def name_parts(config: ConfigDict, sections: Mapping[str, JsonMapping]) -> ConfigDict:
     """Names the parts of sections, with their options, in a config."""
     for key, options in sections.items():
         base.name_part(config, key, **options)

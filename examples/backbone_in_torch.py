@@ -55,10 +55,10 @@ def load(folder: str, weights: str) -> Callable[[torch.Tensor], torch.Tensor]:
     if stated["interpolation"] not in RESIZING:
         raise ValueError(f"{folder}: PyTorch does not resize by {stated['interpolation']}")
     height, width = stated["size"]
-    named = renamed({name: x.float() for name, x in safetensors.torch.load(content).items()})
+    named = rename({name: x.float() for name, x in safetensors.torch.load(content).items()})
     network = resnet if "stem/conv/kernel" in named else load_in_torch.vision_transformer
     if network is not resnet:
-        named["position"] = interpolated(named["position"], height // 16, width // 16)
+        named["position"] = interpolate(named["position"], height // 16, width // 16)
     mean, std = torch.tensor(stated["mean"]), torch.tensor(stated["std"])
     mode = RESIZING[stated["interpolation"]]
 
@@ -71,8 +71,8 @@ def load(folder: str, weights: str) -> Callable[[torch.Tensor], torch.Tensor]:
     return features
 
 
-def renamed(arrays: Weights) -> dict[str, torch.Tensor]:
-    """Weights with the names and layouts of a release, without a head."""
+def rename(arrays: Weights) -> dict[str, torch.Tensor]:
+    """Returns weights with the names and layouts of a release, without a head."""
     weights: dict[str, torch.Tensor] = {}
     for name, x in arrays.items():
         matches = ((re.fullmatch(pattern, name), path) for pattern, path in NAMES.items())
@@ -88,7 +88,7 @@ def renamed(arrays: Weights) -> dict[str, torch.Tensor]:
     return {name: x for name, x in weights.items() if not re.match("head|fc|classifier", name)}
 
 
-def interpolated(position: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+def interpolate(position: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Interpolates the positions of a square grid of patches on another grid.
 
     The class token keeps its own position.

@@ -27,13 +27,13 @@ def oracle(loss_fn, radius, last_step, linear=True):
         return bam.dp_sgd(loss_fn)
     gradient = jax.grad(loss_fn)
 
-    def falling(params, example):
+    def gradient_ahead(params, example):
         current = radius * (1 - example["step"] / last_step)
         direction = pytree.unit(gradient(params, example))
         moved = jax.tree.map(lambda p, v: (p + current * v).astype(p.dtype), params, direction)
         return gradient(moved, example)
 
-    penalised = falling if linear else bam.bam_sam(loss_fn, radius).grad
+    penalised = gradient_ahead if linear else bam.bam_sam(loss_fn, radius).grad
 
     def grad(params, example):
         is_first = example["step"] < last_step

@@ -99,8 +99,8 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
     fine, coarse = (wavelets(*padded.shape[1:], scale) for scale in range(2))
     spectrum = torch.fft.fft2(padded)[:, None]
     first = torch.fft.ifft2(spectrum * fine).abs()
-    first_coarse = torch.fft.ifft2(folded(spectrum * coarse)).abs()
-    second = torch.fft.ifft2(folded(torch.fft.fft2(first)[:, :, None] * coarse)).abs().flatten(1, 2)
+    first_coarse = torch.fft.ifft2(fold(spectrum * coarse)).abs()
+    second = torch.fft.ifft2(fold(torch.fft.fft2(first)[:, :, None] * coarse)).abs().flatten(1, 2)
     smooth = []
     for planes in (padded[:, None], first, first_coarse, second):
         step = (height + 2 * STRIDE) // planes.shape[-2]
@@ -109,7 +109,7 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
     return torch.cat(smooth, dim=1).reshape(n, -1, height // STRIDE, width // STRIDE)
 
 
-def folded(spectrum: torch.Tensor) -> torch.Tensor:
+def fold(spectrum: torch.Tensor) -> torch.Tensor:
     """The spectrum of every second pixel of an image."""
     height, width = spectrum.shape[-2:]
     return spectrum.unflatten(-1, (2, width // 2)).unflatten(-3, (2, height // 2)).mean((-4, -2))

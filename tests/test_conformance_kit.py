@@ -18,7 +18,7 @@ from bam.privacy import mechanisms
 from bam.privacy.plan import make_plan
 from bam.training import loop, parts
 from configs import digits
-from configs.extensions import extended
+from configs.extensions import name_parts
 from examples import (
     adaptive_clipping,
     automatic_clipping,
@@ -402,7 +402,7 @@ def disk_steps(kappa, num_steps=4):
     }
     if kappa is None:
         sections = {"optimizer": sections["optimizer"]}
-    config = extended(config, sections)
+    config = name_parts(config, sections)
     config.optimizer.learning_rate = 0.1
     built, states = loop.build(config), []
 
