@@ -40,7 +40,7 @@ def main() -> None:
     """Trains and shows the entries."""
     workdir = Path(flags.FLAGS.workdir)
     screen.say(f"training {len(ENTRIES)} settings, chosen on held-out images; compiling first")
-    study = Study(chosen(), lambda name: next(iter(ENTRIES)))
+    study = Study(best_configs(), lambda name: next(iter(ENTRIES)))
     rows, runs_by_entry = many_runs.carry_out(study, workdir / "sweep")
     with waits.awaited(screen.show, "drawing"):
         draw(rows, runs_by_entry, workdir / "sweep.png")
@@ -48,7 +48,7 @@ def main() -> None:
     screen.say(f"picture: {workdir / 'sweep.png'} (bias is of training images: not private)")
 
 
-def chosen() -> dict[str, ConfigDict]:
+def best_configs() -> dict[str, ConfigDict]:
     """Maps each entry to the config with the best mean accuracy on held-out images.
 
     Of equal ones it takes the first.

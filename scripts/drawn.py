@@ -40,7 +40,7 @@ def draw(rng: Rng, kind: int) -> tuple[UInt8[np.ndarray, "40 40 3"], Float[np.nd
     spread, soft = rng.uniform(0, 0.25), rng.uniform(0, 1)
     image, known = KINDS[kind](rng, spread)
     image = image + rng.uniform(0, 0.06) * texture(rng, rng.uniform(0, 1.2))[..., None]
-    image = softened(image, soft)
+    image = soften(image, soft)
     low, high = np.quantile(image, (0.02, 0.98))
     if rng.random() < 0.5:
         image = (image - low) / (high - low + 1e-3)
@@ -53,15 +53,15 @@ def draw(rng: Rng, kind: int) -> tuple[UInt8[np.ndarray, "40 40 3"], Float[np.nd
 
 def dead_leaves(rng: Rng, side: int = 32) -> Float[np.ndarray, "s s 3"]:
     """Discs, bars and triangles that cover one another, with pixels in [0, 1]."""
-    image = covered(rng, side, 1, 0.12, is_simple=True)
+    image = cover(rng, side, 1, 0.12, is_simple=True)
     image += rng.uniform(0, 0.1) * texture(rng, rng.uniform(0.8, 1.6), side=side)[..., None]
-    return np.clip(softened(image, rng.uniform(0, 1)), 0, 1).astype(np.float32)
+    return np.clip(soften(image, rng.uniform(0, 1)), 0, 1).astype(np.float32)
 
 
-def covered(
+def cover(
     rng: Rng, side: int, least: float, spread: float, is_simple: bool = False, fill: Fill = None
 ) -> Float[np.ndarray, "s s 3"]:
-    """Shapes that cover one another until nothing is bare.
+    """Draws shapes that cover one another until nothing is bare.
 
     Radii are Pareto with a density of about r^-2.5 (Lee, Mumford and Huang 2001).
     """
@@ -80,8 +80,8 @@ def covered(
     return image
 
 
-def softened(image: Float[np.ndarray, "s s 3"], soft: float) -> Float[np.ndarray, "s s 3"]:
-    """The image, with a share of each pixel from the pixels beside it."""
+def soften(image: Float[np.ndarray, "s s 3"], soft: float) -> Float[np.ndarray, "s s 3"]:
+    """Returns the image with a share of each pixel from the pixels beside it."""
     for axis in (0, 1):
         beside = np.roll(image, 1, axis) + np.roll(image, -1, axis)
         image = (1 - soft / 2) * image + soft / 4 * beside
@@ -96,14 +96,14 @@ def texture(
     The field is stretched along an angle.
     """
     rows, columns = np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None]
-    along, across = turned(columns, rows, angle)
+    along, across = turn(columns, rows, angle)
     frequency = np.hypot(along * stretch, across / stretch)
     frequency[0, 0] = np.inf
     field = np.fft.irfft2(np.fft.rfft2(rng.normal(size=(side, side))) * frequency**-slope)
     return np.asarray(field / (field.std() + 1e-9))
 
 
-def turned(x: Plane, y: Plane, angle: float, aspect: float = 1.0) -> tuple[Plane, Plane]:
+def turn(x: Plane, y: Plane, angle: float, aspect: float = 1.0) -> tuple[Plane, Plane]:
     """Returns coordinates along an angle, and across it.
 
     The second are divided by `aspect`.
@@ -130,7 +130,7 @@ def shape(
 
     The mask is a disc, a bar or a triangle. If it is not simple, it can also be lobes or a ring.
     """
-    u, v = turned(x, y, angle, rng.uniform(0.4, 1))
+    u, v = turn(x, y, angle, rng.uniform(0.4, 1))
     disc, bar = u**2 + v**2 < radius**2, np.maximum(abs(u), abs(v)) < radius
     masks = [disc, bar, (v > -radius / 2) & (v < radius - 2 * abs(u))]
     if not is_simple:
@@ -151,7 +151,7 @@ def pattern(rng: Rng, u: Plane, v: Plane) -> Plane:
 def leaves(rng: Rng, spread: float, fill: Fill = None) -> Drawn:
     """Shapes that cover one another."""
     least = np.exp(rng.uniform(np.log(1), np.log(5)))
-    return covered(rng, SIDE, least, spread, fill=fill), {"scale": np.log(least) - 0.8}
+    return cover(rng, SIDE, least, spread, fill=fill), {"scale": np.log(least) - 0.8}
 
 
 def field(rng: Rng, spread: float) -> Drawn:
@@ -173,7 +173,7 @@ def waves(rng: Rng, spread: float) -> Drawn:
     warp, bend = rng.uniform(0, 4), np.stack([texture(rng, 1.8), texture(rng, 1.8)])
     x, y = X + warp * bend[0], Y + warp * bend[1]
     row, column = rng.uniform(0, SIDE, 2)
-    along, _ = turned(x, y, angle)
+    along, _ = turn(x, y, angle)
     rings = rng.random() < 0.3
     phase = (np.hypot(x - column, y - row) if rings else along) * 2 * np.pi / period
     second = np.sin(phase * rng.uniform(0.5, 2.5) + rng.uniform(0, 6)) * rng.uniform(0, 0.6)
@@ -219,7 +219,7 @@ def solids(rng: Rng, spread: float, behind: Image | None = None) -> Drawn:
         radius, angle = np.exp(rng.uniform(np.log(4), np.log(16))), rng.uniform(0, np.pi)
         row, column = rng.uniform(6, SIDE - 6, 2)
         aspect = rng.uniform(0.4, 1)
-        u, v = turned(X - column, Y - row, angle, radius * aspect)
+        u, v = turn(X - column, Y - row, angle, radius * aspect)
         u = u / radius
         wide = abs(u) > abs(v)
         ball, box, cylinder = u**2 + v**2 < 1, np.maximum(abs(u), abs(v)) < 0.8, abs(u) < 0.9

@@ -50,7 +50,7 @@ def make(
     """Weights by name, float16: the same bits for the same arguments on one machine."""
     with waits.awaited(screen.show, f"drawing {num_drawn} images"):
         images, factors = drawn.drawn_images(num_drawn, seed)
-    params = learned(images, factors, steps, seed)
+    params = learn(images, factors, steps, seed)
     weights = {f"network/{name}": value for name, value in params.items()}
     rng = np.random.default_rng(seed)
     with waits.awaited(screen.show, f"drawing {num_leaves} images of dead leaves"):
@@ -76,13 +76,13 @@ def make(
     return {name: np.asarray(value, np.float16) for name, value in weights.items()}
 
 
-def learned(
+def learn(
     images: UInt8[np.ndarray, "n s s 3"],
     factors: Float[np.ndarray, "n f"],
     steps: int,
     seed: int = 0,
 ) -> dict[str, Float[np.ndarray, "..."]]:
-    """The network's parameters by name, after Adam at a rate that falls to 0 by half a cosine.
+    """Trains by Adam at a rate that falls to 0 by half a cosine, and returns parameters by name.
 
     They are rounded to float16, as in the file, and float32.
     """

@@ -118,9 +118,9 @@ def test_the_loss_is_of_contrast_kinds_and_known_factors(monkeypatch):
 
 def test_the_network_learns_the_same_again():
     images, factors = drawn.drawn_images(64)
-    first, again, other = (script.learned(images, factors, 2, seed) for seed in (0, 0, 1))
+    first, again, other = (script.learn(images, factors, 2, seed) for seed in (0, 0, 1))
     assert all(np.array_equal(first[name], again[name]) for name in first)
-    started = script.learned(images, factors, 0)
+    started = script.learn(images, factors, 0)
     assert not np.array_equal(first["Conv_0/kernel"], started["Conv_0/kernel"])
     assert not np.array_equal(first["Conv_0/kernel"], other["Conv_0/kernel"])
     assert all(np.array_equal(x, np.float16(x)) for x in first.values())  # as they ship

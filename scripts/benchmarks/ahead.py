@@ -210,7 +210,7 @@ def compile_step(
         shared = processes.of_rows(len(nothing), built.mesh) or everywhere
         batch = batch._replace(examples=on(shared, rows))
     arguments = (on(everywhere, jax.eval_shape(lambda: built.init(0))), batch)
-    return built, *timing.compile_timed(built.step, *arguments, donate=(0,))
+    return built, *timing.compile_and_time(built.step, *arguments, donate=(0,))
 
 
 def num_bytes_held(built: trainer.Trainer, program: PyTree) -> int:

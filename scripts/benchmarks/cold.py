@@ -60,7 +60,7 @@ def main() -> None:
     trees = {"": ROOT, **_trees(_TREE.value)}
     if unknown := [x for x in _NETWORK.value if x not in NETWORKS]:
         raise InputError(f"no network {unknown[0]!r}: choose from {', '.join(NETWORKS)}")
-    names, missing = _installed(_ONLY.value)
+    names, missing = _find_cases(_ONLY.value)
     cases = [x for name in names for x in _runs(name, trees)]
     for package in missing:
         screen.say(f"{package} is not installed here, and not measured")
@@ -139,7 +139,7 @@ def _run(case: Run, network: str, steps: bool) -> JsonObject:
     return observation
 
 
-def _installed(only: Sequence[str]) -> tuple[list[str], list[str]]:
+def _find_cases(only: Sequence[str]) -> tuple[list[str], list[str]]:
     """Returns the cases to measure, and the packages that are missing.
 
     InputError if a case in `only` is unknown or needs a missing package.

@@ -86,7 +86,7 @@ class Problem(NamedTuple):
         images = rng.integers(0, 256, (2 * self.batch, *self.network.shape), dtype=np.uint8)
         return images, rng.integers(0, CLASSES, 2 * self.batch, dtype=np.int32)
 
-    def normalised(self) -> tuple[Any, Any]:
+    def float_rows(self) -> tuple[Any, Any]:
         """The rows with images in float32."""
         images, labels = self.rows()
         return images.astype("float32") / 127.5 - 1, labels
@@ -142,7 +142,7 @@ def ours_loop(problem: Problem) -> Training:
     model = models.as_functions(module, problem.network.shape)
 
     def training(numbers: Numbers) -> Iterator[None]:
-        images, labels = problem.normalised()
+        images, labels = problem.float_rows()
         data = {"image": images[:, None], "label": labels}
         private = bam.PrivateTraining(
             num_examples=len(labels),
@@ -200,7 +200,7 @@ def jax_privacy(as_arguments: bool, problem: Problem) -> Training:
     init, shared = jax.jit(module.init), jax.jit(step)
 
     def training(numbers: Numbers) -> Iterator[None]:
-        images, labels = (x[: problem.batch] for x in problem.normalised())
+        images, labels = (x[: problem.batch] for x in problem.float_rows())
         constant = jax.jit(functools.partial(step, numbers))
         update = functools.partial(shared, numbers) if as_arguments else constant
         yield
@@ -220,7 +220,7 @@ def opacus(problem: Problem) -> Training:
     from torch.utils.data import DataLoader, TensorDataset
 
     def training(numbers: Numbers) -> Iterator[None]:
-        images, labels = map(torch.tensor, problem.normalised())
+        images, labels = map(torch.tensor, problem.float_rows())
         data = TensorDataset(images.permute(0, 3, 1, 2).contiguous(), labels.long())
         module = torch_network(problem.network)
         model, optimizer, loader = PrivacyEngine().make_private(

@@ -90,7 +90,7 @@ def main() -> None:
     rows: list[JsonObject] = []
     for depth in depths:
         at_depth = [x for x in chosen if x in METHODS or (depth in few and x not in missing)]
-        rows += _timed(at_depth, depth)
+        rows += _time_methods(at_depth, depth)
     names = ("width", "batch", "trials", "repeats")
     results = {name: flags.FLAGS[name].value for name in names} | {
         "rows": [row for row in rows if row["method"] in METHODS],
@@ -170,7 +170,7 @@ def _runs(name: str) -> bool:
     )
 
 
-def _timed(names: Sequence[str], depth: int) -> list[JsonObject]:
+def _time_methods(names: Sequence[str], depth: int) -> list[JsonObject]:
     """The rows of methods at a depth."""
     calls, compiling = {}, {}
     task = f"compiling {plural(len(names), 'method')} of {depth} layers"
@@ -226,7 +226,7 @@ def _ours(method: str, problem: Problem) -> Step:
         return optax.apply_updates(params, updates), private_grad, key
 
     state = (params, optax.tree.zeros_like(params), bam.seeded_key(0), batch)
-    compiled, seconds = timing.compile_timed(step, *state)
+    compiled, seconds = timing.compile_and_time(step, *state)
     return functools.partial(compiled, *state), seconds
 
 

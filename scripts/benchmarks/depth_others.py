@@ -63,7 +63,7 @@ def jax_privacy(problem: Problem) -> Step:
 
     first = noise_addition.gaussian_privatizer(stddev=1.0, prng_key=0).init(problem.params)
     state = (problem.params, first, problem.batch)
-    compiled, seconds = timing.compile_timed(step, *state)
+    compiled, seconds = timing.compile_and_time(step, *state)
     return functools.partial(compiled, *state), seconds
 
 

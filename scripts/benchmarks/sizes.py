@@ -52,7 +52,7 @@ def main() -> None:
     for setting in SETTINGS:
         if time.monotonic() > ends - LEAST_SECONDS:
             break
-        rows.append(row := _timed(*setting))
+        rows.append(row := _time_setting(*setting))
         screen.say("  ".join(show(row) for show in COLUMNS.values()))
     out = Path(_OUT.value)
     names = ("batch", "precision", "width", "steps")
@@ -68,7 +68,7 @@ def table(rows: Sequence[JsonObject]) -> str:
     return tables.markdown(tables.text(*COLUMNS), cells, ("method", "convolution"))
 
 
-def _timed(method: str, convolution: str, microbatch: int, views: int) -> dict[str, Any]:
+def _time_setting(method: str, convolution: str, microbatch: int, views: int) -> dict[str, Any]:
     """A setting's row: milliseconds per example in the fastest step, and the arithmetic rate."""
     changes: JsonObject = {
         "augment.views": views, "microbatch_size": microbatch, "convolution": convolution,

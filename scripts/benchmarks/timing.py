@@ -40,11 +40,11 @@ def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTre
     """
     state, padded = built.init(0), sampling.pad(np.arange(batch), batch, 0, 0)
     drawn = built.batch(state, padded)
-    compiled, seconds = compile_timed(built.step, state, drawn, donate=(0,))
+    compiled, seconds = compile_and_time(built.step, state, drawn, donate=(0,))
     return compiled, seconds, state, drawn
 
 
-def compile_timed(
+def compile_and_time(
     fn: Callable[..., PyTree], *args: PyTree, donate: tuple[int, ...] = ()
 ) -> tuple[PyTree, float]:
     """Compiles `fn` for `args` without running it.

@@ -18,10 +18,10 @@ FILE = re.compile(r"^<!-- ((?:docs|benchmarks)/\S+\.md) -->$", re.MULTILINE)
 def main() -> None:
     """Rewrites the tables of every page."""
     for page in sorted(Path("docs").glob("*.md")):
-        files.write_text(page, filled(page, Path()))
+        files.write_text(page, fill_page(page, Path()))
 
 
-def filled(page: Path, root: Path) -> str:
+def fill_page(page: Path, root: Path) -> str:
     """A page with the current tables of the files under `root`."""
     text = page.read_text(encoding="utf-8")
     names = FILE.findall(text)

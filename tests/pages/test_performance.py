@@ -48,7 +48,7 @@ def test_the_pages_show_the_tables_that_commands_wrote():
     shown = {page: pages.FILE.findall(page.read_text()) for page in (ROOT / "docs").glob("*.md")}
     assert sum(map(len, shown.values())) > 7
     for page in shown:
-        assert pages.filled(page, ROOT) == page.read_text(), f"{page}: scripts.lib.pages"
+        assert pages.fill_page(page, ROOT) == page.read_text(), f"{page}: scripts.lib.pages"
 
 
 def test_no_audit_that_is_shown_gives_away_more_than_it_claims():
