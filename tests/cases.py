@@ -49,7 +49,10 @@ def random_images(name, num_train, num_test, mean, std):
 
 
 def tiny_digits(method="dp_sgd", **settings):
-    """Four steps of logistic regression on digits, quick to plan; `a__b` is the key `a.b`."""
+    """Returns the config of four steps of logistic regression on digits, which is quick to plan.
+
+    A setting `a__b` is the key `a.b`.
+    """
     config = digits.get_config(method)
     tiny = {"model.name": "linear", "accountant": "rdp", "num_steps": 4, "eval.every": 0}
     config.update_from_flattened_dict(tiny | {k.replace("__", "."): v for k, v in settings.items()})
@@ -348,7 +351,10 @@ class Command:
 
 
 def run_command(*arguments, timeout=240):
-    """A command: one of `bam` in this process, as a function; a script in a process of its own."""
+    """Runs a command.
+
+    A command of `bam` runs in this process, as a function. A script runs in a process of its own.
+    """
     if arguments[0] != "bam":
         with Command(*arguments) as command:
             return command.wait(timeout)
@@ -394,7 +400,10 @@ def _be_command(arguments, environ, outputs):
 
 
 def several_devices(number):
-    """The first devices; skips a test where there are not so many: one accelerator, not CPUs."""
+    """Returns the first devices.
+
+    On accelerators with fewer devices it skips the test.
+    """
     if jax.device_count() < number and jax.default_backend() != "cpu":
         pytest.skip(f"needs {number} devices, and here is one {jax.devices()[0].device_kind}")
     return jax.devices()[:number]

@@ -166,7 +166,10 @@ def clipped_sums():
 
 
 def loops():
-    """Short loops; XLA's CPU compiler runs `while (i < 1) i += 2` no times where it knows that."""
+    """Yields short loops, with what they compute and what is expected.
+
+    XLA's CPU compiler runs `while (i < 1) i += 2` no times where it knows the limit.
+    """
     for limit, by in itertools.product((0, 1, 2, 3, 5, 10), (1, 2, 3, 7)):
 
         @functools.partial(jax.jit, static_argnums=1)

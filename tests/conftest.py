@@ -3,8 +3,8 @@
 Eight CPU devices exist, for the tests of several; all other tests see one. What one test compiled,
 others and the commands they start need not compile again: all share a cache, made for this run.
 LLVM's optimisations and the emitters that prepare for them, most of the suite's time, are off;
-XLA's passes are not. Whoever sets XLA_FLAGS decides for himself: `XLA_FLAGS= make test` is the code
-that users run, in thrice the time.
+XLA's passes are not. Set `XLA_FLAGS=`, as in `XLA_FLAGS= make test`, to test the code as users
+compile it: that takes three times as long.
 """
 
 import gc

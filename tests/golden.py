@@ -2,8 +2,8 @@
 
 python -m tests.golden
 
-writes them again. Whoever changes a word of PRIVACY.md, or a message, reads there what the change
-does to it. The statements are made from records alone.
+writes them again. After a change of PRIVACY.md, or of a message, they show what the change does.
+The statements are made from records alone.
 """
 
 import tempfile
@@ -114,7 +114,7 @@ def plan_of(name):
 
 
 def config_of(**changes):
-    """The default config with changes; `a__b` is the key `a.b`."""
+    """Returns the default config with changes, where `a__b` is the key `a.b`."""
     config = base.get_config("dp_sgd").to_dict()
     for key, value in changes.items():
         section, _, last = key.rpartition("__")
@@ -123,7 +123,10 @@ def config_of(**changes):
 
 
 def summary_of(plan, **changes):
-    """What a finished run of that plan records, with changes; None takes a key away."""
+    """Returns what a finished run of that plan records, with changes.
+
+    A change to None takes a key away.
+    """
     summary = {
         "seed": None, "noise_key": "operating system", "clip_norm": 1.0, "sensitivity": 1.0,
         "noise": plan.mechanism.noise, "sampling": plan.mechanism.sampling,

@@ -76,7 +76,10 @@ def _name(node):
 
 
 def _kind(node):
-    """What a node makes of the texts below it; "" if it does not say."""
+    """Returns what a node makes of the texts below it.
+
+    It returns "" if the node does not say.
+    """
     if isinstance(node, ast.Call):
         return KINDS.get(_called(node), "refuses" * _called(node).endswith("Error"))
     return "refuses" * isinstance(node, ast.Raise) or "prints" * isinstance(node, ast.Yield)
@@ -100,7 +103,7 @@ class _Texts:
         }
 
     def text(self, node):
-        """The text that an expression makes; None if it makes none."""
+        """Returns the text that an expression makes, or None if it makes none."""
         match node:
             case ast.Constant(value=str(text)):
                 self.taken.add(node)

@@ -1,4 +1,6 @@
-"""A tiny training by a loop of one's own, for tests; as a command, one that is to be killed.
+"""A tiny training by a user's own loop, for tests.
+
+As a command, it is a training that a test kills.
 
 python -m tests.own_loop FOLDER
 """
@@ -40,7 +42,10 @@ def resume(folder, restored=True, **changes):
 
 
 def take(private, tx, tree, num, noise=None):
-    """Takes so many steps, if they are left; the gradients' bytes are appended to `noise`."""
+    """Takes `num` steps, or as many as are left.
+
+    The bytes of the gradients are appended to `noise`.
+    """
     for _, batch in zip(range(num), private.batches(DATA), strict=False):
         params, state = tree
         updates, state = tx.update(batch, state, params)
@@ -51,7 +56,10 @@ def take(private, tx, tree, num, noise=None):
 
 
 def main(folder):
-    """Goes on, or begins, and writes the noise of each step into a log; saves every fourth."""
+    """Begins or resumes a training, and writes the noise of each step into a log.
+
+    Every fourth step is saved.
+    """
     plan = PLAN | {"num_epochs": 20}
     run = folder / "run"
     private = bam.PrivateTraining(**plan, folder=run)

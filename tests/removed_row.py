@@ -114,7 +114,7 @@ def exp_log(p, example):
 
 
 def checksums(size, loss, make, params, key, data, mask, mesh):
-    """A number of each row's integers; and, packed, of each place's."""
+    """Returns a checksum of each row's integers and, packed, of the integers at each place."""
     noise = bam.gaussian_noise(CLIP, SIGMA, key)
     bound = clipping.bound_of(CLIP, CLIP.init(params))
 

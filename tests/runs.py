@@ -86,7 +86,7 @@ RUNS = {
 
 
 def copy(tmp_path_factory, name, folder):
-    """A copy in that folder, which it makes, of a run of `RUNS`; trained if it is the first."""
+    """Copies a run of `RUNS` to a new folder, and trains the run if it is the first copy."""
     make, seed = RUNS[name]
     train = lambda place: loop.train(make(), seed, place / "run")  # noqa: E731
     original = made_once(tmp_path_factory, f"run_{name}", train) / "run"

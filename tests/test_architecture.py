@@ -47,7 +47,10 @@ def modules(*folders):
 
 
 def imports(name, text, known):
-    """What of the known modules a module imports, anywhere in it; a package by its name alone."""
+    """Returns which of the known modules a module imports, anywhere in it.
+
+    `from PACKAGE import MODULE` imports the module alone, not the package.
+    """
     wanted = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):

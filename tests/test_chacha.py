@@ -142,7 +142,7 @@ def test_no_two_sums_or_batches_share_a_block(monkeypatch):
 
 
 def test_entries_streams_and_steps_have_numbers_of_their_own():
-    """By construction: tiles of 3 (4) · b blocks of their own numbers; up to 2^32 entries."""
+    """By construction, tiles of 3 (4) · b blocks have numbers of their own, up to 2^32 entries."""
     for num_blocks, words in itertools.product((1, 63, gaussian.MOST_BLOCKS), (3, 4)):
         last_tile = -(-(2**32) // (16 * num_blocks)) + 7  # seven more for eight devices
         assert words * num_blocks * (last_tile + 1) <= 2**32

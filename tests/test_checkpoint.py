@@ -1,4 +1,4 @@
-"""A run that cannot go on, or cannot be saved, says why; what it has saved is left as it is."""
+"""A run that cannot go on, or cannot be saved, says why and leaves what it has saved as it is."""
 
 import contextlib
 import dataclasses

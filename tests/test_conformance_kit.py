@@ -168,7 +168,7 @@ class Remembers:
 
 
 def mixes_the_batch(grads, state, params=None):
-    """Under a vmap that names no axis a batch cannot be seen; through a callback it can."""
+    """Under a vmap that names no axis a batch cannot be seen, but through a callback it can."""
     bounded, _ = bam.clip_by_l2_norm(0.5).update(grads, None)
 
     def halve_if_batched(x):
@@ -375,7 +375,7 @@ def test_a_step_of_adaptive_clipping_is_as_long_whatever_the_clip_norm_has_becom
 
 
 def test_the_filter_takes_the_place_of_momentum():
-    """The first steps are those of what follows it; a constant is not delayed twice."""
+    """The first steps are those of what follows the filter, and a constant is not delayed twice."""
     for optimizer, length in (
         (low_pass.sgd(PLAN, CLIP_NORM, CLIP_NORM, 1.0), 3.0 / CLIP_NORM),
         (low_pass.adam(PLAN, CLIP_NORM, CLIP_NORM, 1.0), 1.0),

@@ -42,7 +42,7 @@ SPLITS = ("", "train/", "test/", "val/")
 
 
 def write(path, kind, number=0, shape=(9, 9)):
-    """One entry of a tree; False if there is one of that name."""
+    """Writes one entry of a tree, and returns False if there is one of that name."""
     if os.path.lexists(path):
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -486,7 +486,10 @@ def test_numbers_are_shown_in_their_units(tmp_path, monkeypatch):
 
 
 def scans(top, layout, **tags):
-    """Twelve small DICOM files in each folder; tags by name, a function of folder and number."""
+    """Writes twelve small DICOM files into each folder.
+
+    Each tag is given by name, as a function of folder and number.
+    """
     for place in layout.split():
         (top / place).mkdir(parents=True)
         for number in range(12):

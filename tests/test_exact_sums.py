@@ -183,7 +183,7 @@ def test_an_output_beyond_the_declared_bound_counts_for_nothing_and_is_counted(l
 
 
 def test_a_normalised_gradient_is_finite_and_short_for_any_clip_norm_and_gradient():
-    """C/(‖g‖ + γ) overflows; C · (g/(‖g‖ + γ)) does not."""
+    """C/(‖g‖ + γ) overflows, but C · (g/(‖g‖ + γ)) does not."""
     for clip_norm in (1e-12, 1.0, 1e30, 3e38):
         for size in (0.0, 1e-30, 1e-12, 1.0, 1e18):
             clip = bam.normalize(clip_norm, gamma=1e-12)

@@ -580,7 +580,10 @@ def test_the_options_of_a_part_are_those_of_its_row():
 
 
 def changed(*names, **values):
-    """Changes those values in records of a run; None takes a key away."""
+    """Returns a function that changes those values in records of a run.
+
+    A value of None takes a key away.
+    """
 
     def spoil(run):
         for name in names:

@@ -333,7 +333,7 @@ def test_zeros_of_the_shape_of_features_take_no_memory():
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """A small vision transformer's, made at random; and the functions of that network."""
+    """Returns a file of random weights, their small vision transformer, and the weights."""
     network = models.as_functions(models.create("vit_ti16", 3, 1), (16, 16, 3))
     rng = np.random.default_rng(0)
 

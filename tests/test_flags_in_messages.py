@@ -24,7 +24,7 @@ OTHER_PROGRAMS = {
 
 
 def texts(code):
-    """The strings of code; a value that is put into one is a `{}`."""
+    """Yields the strings of code, with `{}` for a value that is put into one."""
     inside = set()
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.JoinedStr):

@@ -1,4 +1,4 @@
-"""What the wheel brings is what `import bam` needs; what is missing names its extra."""
+"""The wheel brings what `import bam` needs, and the error for a missing package names its extra."""
 
 import importlib.metadata
 import importlib.util
@@ -241,7 +241,7 @@ FROM_AN_INDEX = re.compile(r"\b(?:install|add)(?: +-\S+)* +['\"]?bam\b(?!/)", re
 
 
 def test_nothing_tells_anyone_to_install_bam_from_an_index_where_it_is_not():
-    """Whoever registers the name there would be installed."""
+    """A package that a stranger registers under the name would be installed."""
     for told in ("pip install 'bam[train,tpu]'", "pip install -U bam-dp", "uv add bam"):
         assert FROM_AN_INDEX.search(told)  # the control
     folders = ("bam", "configs", "docs", "examples", "scripts")

@@ -203,7 +203,10 @@ def test_low_rank_factors_are_those_that_jit_gives():
 
 
 def test_initial_weights_are_independent_draws_of_their_distribution():
-    """A leaf's mean, deviation, truncation; between neighbours, leaves and seeds: nothing."""
+    """A leaf has its mean, deviation and truncation.
+
+    There is no correlation between neighbours, leaves or seeds.
+    """
 
     class Wide(nn.Module):
         @nn.compact

@@ -102,7 +102,10 @@ class Steps:
         return loop.train(self.experiment, seed, workdir, on_row, stop, **options)
 
     def run_killed(self, workdir, kills, seed=None):
-        """Killed at each of these points, then let alone; returns its summary."""
+        """Runs a training that is killed at each of these points and then let alone.
+
+        It returns the summary.
+        """
         for kill in kills:
             try:
                 return self.run(workdir, seed, kill).summary  # too few steps left to be killed in

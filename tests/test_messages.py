@@ -88,7 +88,7 @@ COMMANDS = [
 
 
 def printed(folder, patch):
-    """The lines of the commands; those of a table begin with a space."""
+    """Yields the lines of the commands, without those of a table, which begin with a space."""
     patch.chdir(folder)
     for number, place in enumerate(("train/ill", "train/well", "test/ill", "test/well") * 3):
         (folder / "images" / place).mkdir(parents=True, exist_ok=True)

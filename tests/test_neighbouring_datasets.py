@@ -142,7 +142,10 @@ VIEWS = {"augment.views": 2, "augment.shift": 2, "augment.flip": "horizontal"}
 
 
 def moved_by_removing_row_0(is_drawn, users, monkeypatch, by_number=False):
-    """By how many S a step's sum moves for one noise and one key of views; others keep places."""
+    """Returns by how many S a step's sum moves, for one noise and one key of views.
+
+    The other rows keep their places.
+    """
     size, unit = (3, {"dataset.group_size": 3}) if users else (1, {})
     config = config_of(num_examples=90, expected_batch_size=30, **VIEWS | unit)
     with config.unlocked():

@@ -55,7 +55,10 @@ def refused(match, fn, *args, error=ValueError):
 
 
 def in_a_fork(fn):
-    """What a function of the child returns, or its error's text; JAX computes nothing there."""
+    """Returns what a function returns in a child process, or the text of its error.
+
+    JAX computes nothing in the child.
+    """
     read, write = os.pipe()
     with warnings.catch_warnings(action="ignore"):  # JAX's threads are not in the child
         child = os.fork()

@@ -179,7 +179,7 @@ def group_normed(x, weights, name, groups=32):
 
 
 def resnet18(w, x):
-    """timm's resnet18 with GroupNorm; images `[n, 3, h, w]`."""
+    """timm's resnet18 with GroupNorm, for images `[n, 3, h, w]`."""
     x = np.maximum(group_normed(convolved(x, w["conv1.weight"], 2, 3), w, "bn1"), 0)
     padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
@@ -197,7 +197,7 @@ def resnet18(w, x):
 
 
 def vit_ti16(w, x, floor=1e-6):
-    """timm's vit_tiny_patch16; images `[n, 3, h, w]`."""
+    """timm's vit_tiny_patch16, for images `[n, 3, h, w]`."""
 
     def linear(x, name):
         return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
@@ -281,7 +281,7 @@ def picture(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=REFERENCES)
 def network(request, tmp_path_factory):
-    """Its name; its weights, with the file of their library beside them."""
+    """Returns a network's name and its weights, with the file of their library beside them."""
     folder = tmp_path_factory.mktemp("hub")
     contents = {CONFIG: {"pretrained_cfg": TIMM | {"input_size": [3, 64, 64]}}}
     if "transformers" in request.param:
@@ -450,7 +450,7 @@ def test_a_release_normalises_as_the_weights_that_it_began_from(linear, tmp_path
     released = export.load(tmp_path / "out")
     right = (colours(8) / 255 - MEAN) / STD
     np.testing.assert_allclose(released.prepare(colours(8)), right, rtol=1e-5, atol=1e-6)
-    # Whoever goes on from it feeds it in the same way, and other numbers are told from these.
+    # Further training gets its inputs in the same way, and other numbers are told from these.
     again = fine_tuned(tmp_path / "out", colours(8), **{"model.name": "linear"})
     np.testing.assert_array_equal(again.dataset.mean, built.dataset.mean)
     assert again.normalisation.source == str(tmp_path / "out" / "model.json")

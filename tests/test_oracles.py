@@ -1,4 +1,4 @@
-"""Every oracle passes one conformance suite; then each method's own facts."""
+"""Every oracle passes one conformance suite, and each method has its own facts."""
 
 import jax
 import jax.numpy as jnp

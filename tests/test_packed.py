@@ -1,4 +1,7 @@
-"""A stranger's archive is read as its folder is, or refused in one line; nothing is left over."""
+"""An unknown archive is read as its folder is, or refused in one line.
+
+Nothing is left over.
+"""
 
 import bz2
 import gzip

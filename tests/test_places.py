@@ -34,7 +34,7 @@ def seen_by_users(*arguments):
 
 
 def check_sums(sums):
-    """One row moves the sum by S at most; where rows are packed, as in 0.2.0.dev0, by 40 S.
+    """One row moves the sum by S at most, and by 40 S where rows are packed, as in 0.2.0.dev0.
 
     The control says nothing on a processor whose code is the same at every place.
     """

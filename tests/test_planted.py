@@ -1,4 +1,7 @@
-"""The list of planted faults fits the tree; `python -m tests.planted` plants them."""
+"""The list of planted faults fits the tree.
+
+`python -m tests.planted` plants them.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""ε by privacy loss distributions is never too small; where it is not tight, one line says so."""
+"""ε by privacy loss distributions is never too small, and one line says where it is not tight."""
 
 import math
 import warnings

@@ -32,7 +32,10 @@ SHAPE = (6, 9, 3)
 
 
 def picture(number, size=(20, 31), mode="RGB"):
-    """Bright at a place of its class, in noise; every fifth at that of another."""
+    """Returns an image of noise that is bright at a place of its class.
+
+    Every fifth image is bright at the place of another class.
+    """
     drawn = np.random.default_rng(number).integers(0, 150, (*size, 3), np.uint8)
     drawn[:, 10 * ((number + (number % 5 == 0)) % 3) :][:, :10] += 40
     return Image.fromarray(drawn).convert(mode)

@@ -1,4 +1,4 @@
-"""What is frozen stays as it was and costs nothing; what training begins from is checked."""
+"""Frozen weights stay as they were and cost nothing, and initial weights are checked."""
 
 import json
 import pickle

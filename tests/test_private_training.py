@@ -434,7 +434,10 @@ def test_a_user_is_drawn_and_counted_as_one_with_the_mean_of_its_gradients():
 
 
 def moved_by_one_user(**changes):
-    """How far all rows of one user move the sum, over S; its gradients are huge."""
+    """Returns how far all rows of one user move the sum, over S.
+
+    The user's gradients are huge.
+    """
     data = np.zeros((N, 2), np.float32)
     huge = np.where((IDS[0] == IDS)[:, None], np.float32([1e4, 1.0]), data)
     settings = {"num_examples": N, "expected_batch_size": N, "mechanism": "full_batch"} | changes

@@ -46,7 +46,10 @@ def by_hand(i):
 
 
 def by_slurm(i):
-    """Flags and environment of process i, as SLURM gives them; JAX makes a port of the job's id."""
+    """Returns flags and environment of process i, as SLURM gives them.
+
+    JAX makes a port of the job's id.
+    """
     if i == 0:
         first = 2**16 - 2**12
         for job in range(os.getpid() % 2**11, 2**12):
@@ -61,7 +64,10 @@ def by_slurm(i):
 
 @contextlib.contextmanager
 def two_processes(workdir, launcher=by_hand, **changes):
-    """Both processes of a run, each with two devices; they do not outlive the block."""
+    """Yields both processes of a run, each with two devices.
+
+    They do not outlive the block.
+    """
     arguments = [
         "bam", "train", "--config=configs/digits.py:dp_sat", f"--workdir={workdir}",
         *(f"--config.{key}={value}" for key, value in settings(**changes).items() if value != ""),

@@ -79,7 +79,7 @@ def test_what_cannot_be_is_refused(public, arguments, message):
 
 
 def command(config, *flags):
-    """`bam clip_norm` of a config that is set key by key; its exit status."""
+    """Runs `bam clip_norm` of a config that is set key by key, and returns its exit status."""
     keys = rundir.flat(rundir.as_json(config))
     default = rundir.flat(rundir.as_json(digits.get_config("dp_sgd")))
     changed = [f"--config.{k}={v}" for k, v in keys.items() if v != default.get(k)]

@@ -427,7 +427,7 @@ def test_of_correlated_noise_the_steps_that_a_period_lacks_count_as_begun(tmp_pa
 
 @pytest.mark.parametrize(("num_saved", "num_begun"), [(10, 10), (9, 12)])
 def test_after_the_last_step_a_period_lacks_nothing(num_saved, num_begun, tmp_path):
-    """The steps of a run that is killed before it ends; what goes on counts them: the control."""
+    """The control is a run killed before it ends, where the resumed run counts more steps."""
     options = {"num_examples": 60, "expected_batch_size": 12, "delta": 1e-3, "accountant": "rdp"}
     banded = {"name": "banded", "bands": 4}
     plan = bam.make_plan(**options, num_steps=14, epsilon=3.0, mechanism=banded)

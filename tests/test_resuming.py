@@ -98,7 +98,7 @@ def images(tmp_path_factory):
 
 @functools.cache
 def built(images, method, changes, num_devices):
-    """A trainer; variants share it where they are of one."""
+    """Builds a trainer, once for all variants with the same arguments."""
     config = digits.get_config(method)
     config.update({"accountant": "rdp", "num_steps": NUM_STEPS, "expected_batch_size": 20})
     config.update({"microbatch_size": 10, "delta": 1e-3})
@@ -275,7 +275,7 @@ def by_an_own_loop(images, folder, seed):
 def test_without_a_seed_a_run_that_goes_on_draws_from_the_start_of_a_new_stream(
     door, seed, images, tmp_path, monkeypatch
 ):
-    """So its epochs and parts begin anew; with a seed they go on."""
+    """Epochs and parts begin anew without a seed, and go on with one."""
     drawn, batch = [], PrivacyPlan.batch
 
     def note(plan, stream, step):

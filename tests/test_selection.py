@@ -178,7 +178,10 @@ def test_a_plan_counts_the_choice_and_knows_no_accountant_for_it_but_rdp():
 
 
 def attacked(sizes, shift, rng):
-    """The best score of each group of trials, each Gaussian; a canary moves all by `shift`."""
+    """Returns the best score of each group of trials, which are Gaussian.
+
+    A canary moves all scores by `shift`.
+    """
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
     return np.maximum.reduceat(rng.normal(size=sizes.sum()) + shift, starts)
 

@@ -142,7 +142,7 @@ def test_what_is_done_with_which_size_is_said(data, monkeypatch):
 
 
 def in_shards(data, folder):
-    """The data set again, its training images in two files; returns the second."""
+    """Writes the data set again with its training images in two files, and returns the second."""
     folder.mkdir()
     whole = pq.read_table(next(data.glob("train-*.parquet")))
     for number, part in enumerate((whole.slice(0, 50), whole.slice(50))):

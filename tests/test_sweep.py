@@ -28,7 +28,7 @@ def tiny(seed, **overrides):
 
 
 def train(wanted, workdir, should_stop=lambda: False, on_event=None):
-    """Trains what is missing; the names of what happened, in order."""
+    """Trains what is missing, and returns the names of what happened, in order."""
     events = []
     runs.train(wanted, workdir, should_stop, on_event or (lambda name, _: events.append(name)))
     return events

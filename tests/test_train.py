@@ -160,7 +160,7 @@ def test_one_step_equals_privatize_in_a_plain_optax_chain(experiment):
 
 
 def test_noise_through_a_whole_run_of_empty_batches_has_the_planned_size(experiment):
-    """Chi-square on the released updates; too little and too much noise must both be rejected."""
+    """Chi-square on the released updates must reject both too little and too much noise."""
     plan = experiment.plan
     empty = sampling.pad(np.zeros(0, np.int64), experiment.plan.capacity, 0, 0)
     state = experiment.init(0)

@@ -628,7 +628,10 @@ def in_npy(folder, value):
 
 
 def canonical(value):
-    """What `SPELLINGS` expects of a value; any name for one that is missing or refused."""
+    """Returns what `SPELLINGS` expects of a value.
+
+    For a value that is missing or refused it is any name.
+    """
     name = next(x for y, x in SPELLINGS if y is value)
     return "12" if name in (MISSING, REFUSED) else name
 

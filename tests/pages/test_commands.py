@@ -61,7 +61,10 @@ def git(*arguments: str) -> list[str]:
 
 @functools.cache
 def files_of(revision: str = "") -> frozenset[str]:
-    """The files of a clone, or of a commit in it; none for a commit that it lacks."""
+    """Returns the files of a clone, or of a commit in it.
+
+    A commit that the clone lacks has none.
+    """
     if revision and not is_commit(revision):
         return frozenset()
     return frozenset(git("ls-tree", "-r", "--name-only", revision) if revision else git("ls-files"))
@@ -166,7 +169,10 @@ def mistakes(words: list[str], revision: str = "") -> list[str]:
 
 
 def config_of(named: str) -> ConfigDict | None:
-    """The config that `--config` names; the base's where it is a placeholder or none."""
+    """Returns the config that `--config` names.
+
+    For a placeholder, or no name, it is the base config.
+    """
     name, _, method = named.partition(":")
     if not name or name.isupper() or name.startswith("my_"):
         return base.get_config("dp_sgd")
@@ -175,7 +181,10 @@ def config_of(named: str) -> ConfigDict | None:
 
 
 def without_file(modules: Sequence[str], files: frozenset[str]) -> list[str]:
-    """The modules that have no file; names inside a module may follow its own."""
+    """Returns the modules that have no file.
+
+    Names inside a module may follow the module's name.
+    """
     wrong = []
     for module in modules:
         parts = module.split(".")

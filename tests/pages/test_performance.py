@@ -1,4 +1,4 @@
-"""Pages say what the files of measurements and results say; what measures, runs."""
+"""Pages say what the files of measurements and results say, and the scripts that measure run."""
 
 import json
 from pathlib import Path

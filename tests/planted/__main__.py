@@ -92,7 +92,10 @@ def write(out: Path, rows: list[dict[str, object]]) -> None:
 
 
 def main() -> int:
-    """Plants, tests and tells; 1 if a fault survived or could not be tried."""
+    """Plants faults, tests them and reports the results.
+
+    The exit status is 1 if a fault survived or could not be tried.
+    """
     known = {fault.name: fault for fault in (CONTROL, *FAULTS)}
     parser = argparse.ArgumentParser(prog="python -m tests.planted")
     parser.add_argument("names", nargs="*", metavar="NAME", help="; ".join(known))

@@ -17,7 +17,10 @@ class Fault(NamedTuple):
     tests: tuple[str, ...]
 
     def planted(self, text: str) -> str:
-        """The file's text with the fault; ValueError unless the old text stands in it once."""
+        """Returns the file's text with the fault.
+
+        ValueError unless the old text stands in it once.
+        """
         if (count := text.count(self.old)) != 1:
             raise ValueError(f"{self.name}: its old text stands {count} times in {self.file}")
         return text.replace(self.old, self.new)
