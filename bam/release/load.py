@@ -1,6 +1,6 @@
 """Reads a release back: the weights, and the network that they belong to.
 
-The release may be a stranger's. No file in it may run code here, fill the memory, compute for hours
+The release may be untrusted. No file in it may run code here, fill the memory, compute for hours
 or fail with anything but an `InputError` of one line. `bam.release.export` writes releases.
 """
 
@@ -63,7 +63,9 @@ class Released(NamedTuple):
 
 
 def load(folder: Path | str, own_model: str = "", weights: str = "") -> Released:
-    """Reads a release, which may be a stranger's: no code that the folder names is run.
+    """Reads a release without running any code that its folder names.
+
+    The release may be untrusted.
 
     Args:
       folder: a folder that `export` wrote; `model.json` and `weights.safetensors` are read.
@@ -77,7 +79,7 @@ def load(folder: Path | str, own_model: str = "", weights: str = "") -> Released
 
     Raises:
       InputError: if the files are not a release, or the SHA-256 of weights is not the recorded one.
-        That check finds accidents, not fraud, because a stranger can edit both files.
+        That check finds accidents, not fraud, because an attacker can edit both files.
     """
     folder = user_path(folder)
     path, file = folder / "model.json", folder / "weights.safetensors"
@@ -110,7 +112,7 @@ def load(folder: Path | str, own_model: str = "", weights: str = "") -> Released
     except MissingExtraError:
         raise  # the remedy is an installation, not another file
     except Exception as error:
-        # Every type: a stranger's options reach any layer, which may raise IndexError,
+        # Every type: untrusted options reach any layer, which may raise IndexError,
         # OverflowError, RecursionError or an error of its own.
         damaged = "" if isinstance(error, ValueError) else f"{path} is damaged: "
         lines = str(error).splitlines() or [type(error).__name__]
@@ -270,7 +272,7 @@ def _feature_map(description: JsonObject, weights: str) -> extraction.FeatureMap
             f"{f'features by {name}' if name else 'no features'}: leave it out"
         )
     # A backbone's weights and a user's own map are not in the release. The map is not imported: it
-    # would be a stranger's code.
+    # would be untrusted code.
     if not name or ":" in name or (name == "backbone" and not weights):
         return None
     section = description["features"]

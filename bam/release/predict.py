@@ -1,6 +1,6 @@
 """Predictions of a release for image files, whose pixels are made as in its training.
 
-The release may be a stranger's: its network is traced and compiled before a file is read, so that
+The release may be untrusted: its network is traced and compiled before a file is read, so that
 its shapes and its memory are known first.
 """
 
@@ -82,13 +82,13 @@ def preprocessing_of(released: Released) -> Preprocessing:
         raise DataError(f"the release takes {what}, not image files{remedy}")
     *size, channels = takes.shape
     by_shape = {"size": size, "channels": channels}
-    # Checked by `Preprocessing`: a stranger's size decides how much memory a picture takes.
+    # Checked by `Preprocessing`: an untrusted size decides how much memory a picture takes.
     preprocessing = Preprocessing.from_json(metadata["preprocessing"] or by_shape)
     images = jax.ShapeDtypeStruct((TOGETHER, *preprocessing.shape), np.uint8)
     try:
         # Traced and not run: a mismatch of shapes shows before any file is read.
         outputs = jax.eval_shape(released.logits, released.params, images)
-    except Exception as error:  # every type: a stranger's options reach any layer
+    except Exception as error:  # every type: untrusted options reach any layer
         raise DataError(f"the network does not take images of shape {images.shape[1:]}") from error
     # Outputs for each pixel, for example, would not fit into a row.
     if outputs.ndim != 2:

@@ -1,4 +1,4 @@
-"""Reads the records of a run, finished or not, from its folder, which may be a stranger's."""
+"""Reads the records of a run, finished or not, from its folder, which may be untrusted."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ class RunRecords:
     def private(self) -> bool:
         """Whether plan and method are both private.
 
-        In records from an unknown source, they may disagree.
+        In untrusted records they may disagree.
         """
         return self.plan.private and methods.is_private(self.config["method"]["name"])
 

@@ -30,10 +30,10 @@ with needs("train"):
 
 CLIPPED = f"{PRIVATE}share_clipped"
 MOST_CLASSES = 30  # in a chart
-FEW = 10  # persons or images, with fewer of which a bootstrap says little
+FEW = 10  # persons or images; with fewer, a bootstrap says little
 
-# The Markdown that `statement` writes, without links, images and HTML, so that a stranger's record
-# which looks like one stays text.
+# The Markdown that `statement` writes, without links, images and HTML, so that an untrusted
+# record that looks like one stays text.
 _RULES = ["heading", "fence", "list", "table", "backticks", "emphasis"]
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
@@ -172,8 +172,8 @@ def in_words(name: str) -> str:
 def _tests(summary: JsonObject) -> JsonObject | None:
     """Returns the metrics on test data in a summary.
 
-    With many classes, only those of the lowest are returned. Entries of another form, in a
-    stranger's summary, are left out.
+    With many classes, only those of the lowest are returned. Entries of another form, in
+    an untrusted summary, are left out.
     """
     recorded = summary.get("figures")
     if not isinstance(recorded, dict):
