@@ -115,8 +115,8 @@ def scores(
 
     Args:
       config: a config with a linear model. Only `group_size` is read of its `dataset` section.
-      num_examples: N, with the canary. If `group_size` is k > 0, N users of `canary_size` examples,
-        of which at most k are used; the canary is a user.
+      num_examples: N, with the canary. If `group_size` is k > 0, N users of `canary_size` examples.
+        At most k examples of a user are used, and the canary is a user.
       num_trials: number of runs with, and of runs without, the canary.
       first_seed: seed of the first run.
       canary_size: number of the canary's examples. Without users, more than one shows how much a
