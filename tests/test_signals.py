@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bam.cli import options
-from scripts.benchmarks import accelerator
 from tests.cases import Command, heard
 
 ROOT = Path(__file__).parents[1]
@@ -101,13 +100,25 @@ def test_a_figure_ends_at_sigterm_after_its_training_and_the_same_command_trains
     assert (tmp_path / "out/figure6.png").exists()
 
 
-def test_the_accelerators_script_ends_its_piece_at_sigterm(tmp_path, monkeypatch):
-    """The child tells this process to end, and would then sleep."""
-    code = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
-    monkeypatch.setattr(accelerator, "_WORKDIR", type("Flag", (), {"value": str(tmp_path)}))
-    ended = []
-    end = accelerator._end
-    monkeypatch.setattr(accelerator, "_end", lambda process: (end(process), ended.append(process)))
-    with pytest.raises(KeyboardInterrupt):
-        accelerator.run(accelerator.Piece("piece", ["-c", code]), 300.0)
-    assert ended[0].returncode == -signal.SIGTERM
+# The child tells this process to end, and would then sleep.
+PIECE = """
+import sys
+from scripts.benchmarks import accelerator
+accelerator._WORKDIR = type("Flag", (), {"value": sys.argv[1]})
+end, ended = accelerator._end, []
+accelerator._end = lambda process: (end(process), ended.append(process))
+code = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
+try:
+    accelerator.run(accelerator.Piece("piece", ["-c", code]), 300.0)
+except KeyboardInterrupt:
+    print(ended[0].returncode)
+"""
+
+
+def test_the_accelerators_script_ends_its_piece_at_sigterm(tmp_path):
+    with heard(signal.SIGINT, signal.SIGTERM):
+        done = subprocess.run(
+            [sys.executable, "-c", PIECE, str(tmp_path)], cwd=ROOT, capture_output=True, text=True,
+            timeout=200,
+        )  # fmt: skip
+    assert done.stdout.split() == [str(-signal.SIGTERM)], done.stderr
