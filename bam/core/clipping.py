@@ -541,7 +541,7 @@ def _is_floor(gamma: Any) -> Any:
 
 
 def _nan_unless(in_range: Any, value: Number) -> Number:
-    """The value, or NaN: a traced number that is out of range was not refused before."""
+    """Returns the value, or NaN if a traced number turns out to be out of range."""
     if scalars.is_known(in_range, value):
         return value if in_range else math.nan
     return jnp.where(in_range, value, jnp.nan)

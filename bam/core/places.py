@@ -1,4 +1,4 @@
-"""Random places of a batch's rows in microbatches, so that a place tells nothing about other rows.
+"""Random places of rows in microbatches, so that a row's rounding tells nothing of other rows.
 
 A compiler may round a row differently at another place of a `vmap`, and a last bit can decide
 whether a gradient is clipped. If rows stood in order, removing one would move all later ones.

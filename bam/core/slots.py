@@ -101,9 +101,9 @@ class Share(NamedTuple):
 
 
 class GradientNorms(NamedTuple):
-    """What noised slots tell of the norms of gradients; covered by ε, so it may be published.
+    """What noised slots tell about the norms of gradients.
 
-    A gradient that is not finite counts as clipped.
+    ε covers it, so it may be published. A gradient that is not finite counts as clipped.
 
     Attributes:
       clipped: the share of gradients clipped, with a norm of at least C. Its interval allows for
@@ -267,7 +267,10 @@ def advice(norms: GradientNorms, clip_norm: float) -> str:
 
 
 def _median(at_least: Sequence[float], norms: Sequence[float]) -> float:
-    """The norm that half of the gradients have at least, by interpolation; 0 if it is too short."""
+    """Returns the norm that half of the gradients have at least, by interpolation.
+
+    It is 0 if fewer than half of them have at least the smallest of `norms`.
+    """
     rising = np.maximum.accumulate(at_least)
     if rising[-1] < 0.5:
         return 0.0
