@@ -202,7 +202,7 @@ def this_process(first_step: int, num_devices: int) -> JsonObject:
 
 
 def are_processes(value: object) -> TypeGuard[list[JsonObject]]:
-    """Whether a value, perhaps a stranger's, is a list of records that `this_process` returns."""
+    """Returns whether an untrusted value is a list of records that `this_process` returns."""
     kinds = {"commit": str, "device": str, "versions": dict}
     counts = ("first_step", "num_devices", "num_processes")
     return isinstance(value, list) and all(

@@ -162,7 +162,7 @@ def check_name(name: object) -> None:
         raise InputError(
             "mechanism fixed_size no longer exists: use poisson, --config.mechanism.name=poisson"
         )
-    if name not in tuple(MECHANISMS):  # in a stranger's record a name may be a list
+    if name not in tuple(MECHANISMS):  # in an untrusted record a name may be a list
         raise InputError(f"unknown mechanism {name!r}; choose from {', '.join(MECHANISMS)}")
 
 

@@ -59,7 +59,10 @@ class Population:
     num_examples_given: bool = False
 
     def __post_init__(self) -> None:
-        """Copies the numbers; InputError for one of another type or out of range."""
+        """Copies the numbers.
+
+        InputError for a number of another type, or one out of range.
+        """
         _read_numbers(self)
 
     def numbered(self, groups: np.ndarray | Sequence[object] | None) -> Int64[np.ndarray, " rows"]:
@@ -108,7 +111,10 @@ class PrivacyPlan:
     spare_steps: int = 0
 
     def __post_init__(self) -> None:
-        """Copies the arguments; InputError for one of another type or out of range."""
+        """Copies the arguments.
+
+        InputError for an argument of another type, or one out of range.
+        """
         _read_numbers(self)
         config = types.MappingProxyType(mechanisms.read_options(self.mechanism_config))
         object.__setattr__(self, "mechanism_config", config)
@@ -128,7 +134,7 @@ class PrivacyPlan:
     def from_json(cls, record: JsonMapping) -> "PrivacyPlan":
         """The plan in a `plan.json`, see `to_json`.
 
-        A record may be a stranger's, so code that it names is not run. InputError for a user's own
+        A record is not trusted, so code that it names is not run. InputError for a user's own
         mechanism, for numbers that are out of range or disagree, and for a record of bam 0.1 or
         0.2. σ is not checked against ε here, see `check_epsilon`.
         """
@@ -180,7 +186,7 @@ class PrivacyPlan:
 
     @property
     def group_size(self) -> int:
-        """k, the largest number of examples used of a user; 0 if examples are the unit."""
+        """k, the largest number of examples used of a user, or 0 if examples are the unit."""
         return self.population.group_size
 
     @property
@@ -256,21 +262,30 @@ class PrivacyPlan:
 
     @property
     def dp_event(self) -> PoissonSteps | None:
-        """Poisson-sampled Gaussians that dominate all T steps; None if none are known."""
+        """Poisson-sampled Gaussians that dominate all T steps, or None if none are known."""
         return self.dp_event_after(self.num_steps)
 
     def dp_event_after(self, num_steps: int) -> PoissonSteps | None:
-        """Poisson-sampled Gaussians that dominate `num_steps` steps; None if none are known."""
+        """Returns Poisson-sampled Gaussians that dominate `num_steps` steps.
+
+        None if none are known.
+        """
         return poisson_steps(self.mechanism.event(self.noise_multiplier, num_steps))
 
     @functools.cached_property
     def capacity(self) -> int:
-        """Rows of a padded batch; some draw exceeds them with a probability up to `overflow`."""
+        """The number of rows of a padded batch.
+
+        The probability that a batch of the run has more examples is at most `overflow`.
+        """
         # A union bound: each step may overflow with its share of the probability.
         return self.mechanism.capacity(self.overflow / self.num_steps)
 
     def batch(self, seed: int, step: int) -> PaddedBatch:
-        """The padded batch of a seed and a step; keep it as secret as the seed."""
+        """Returns the padded batch of a seed and a step.
+
+        Keep it as secret as the seed.
+        """
         return pad(self.mechanism.draw(seed, step), self.capacity, seed, step)
 
     @property
@@ -327,7 +342,10 @@ class PrivacyPlan:
             )
 
     def to_json(self) -> JsonObject:
-        """The plan and its derived numbers as strict JSON values; an infinite ε is None."""
+        """Returns the plan and its derived numbers as strict JSON values.
+
+        An infinite ε is None.
+        """
         values: JsonObject = {name: getattr(self, name) for name in RECORDED}
         values["mechanism"] = values.pop("mechanism_name")
         return {k: None if v == math.inf else v for k, v in values.items()}
@@ -512,7 +530,10 @@ def _check_unit(unit: object, group_size: object) -> None:
 
 
 def _check(plan: PrivacyPlan) -> None:
-    """InputError for a plan with a number out of range; the message names the remedy."""
+    """Checks the numbers of a plan.
+
+    InputError if one is out of range, and the message names the remedy.
+    """
     if plan.expected_batch_size < 1:
         raise InputError(f"expected_batch_size must be at least 1, got {plan.expected_batch_size}")
     if plan.expected_batch_size > plan.num_examples:
@@ -539,7 +560,10 @@ def _check(plan: PrivacyPlan) -> None:
 
 
 def _read_numbers(record: PrivacyPlan | Population) -> None:
-    """Makes the numbers plain Python ones; InputError for another type, or one out of range."""
+    """Converts the numbers of a record to plain Python numbers.
+
+    InputError for a number of another type, or one out of range.
+    """
     for name, kind in typing.get_type_hints(type(record)).items():
         if kind not in READERS:
             continue

@@ -146,7 +146,7 @@ class PrivateTraining:
         seed: int | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        """Makes a plan, or takes the folder's plan; nothing is drawn yet."""
+        """Makes a plan, or takes the folder's plan, and draws nothing yet."""
         arguments = _given(
             num_examples=(num_examples, None), expected_batch_size=(expected_batch_size, None),
             delta=(delta, None), num_steps=(num_steps, None), num_epochs=(num_epochs, None),
@@ -238,10 +238,11 @@ class PrivateTraining:
         return self.run.epsilon_spent
 
     def batches(self, data: PyTree, *, keys: bool = False) -> Iterator[DrawnBatch]:
-        """Draws the batches of the remaining steps; drawing one spends its share of ε.
+        """Draws the batches of the remaining steps.
 
-        Use each drawn batch once, in order. One pass over them is the whole training, of all its
-        epochs: a plan that is used up has no batch left, and a second pass warns of that.
+        Drawing a batch spends its share of ε. Use each drawn batch once, in order. One pass over
+        them is the whole training, of all its epochs: a plan that is used up has no batch left, and
+        a second pass warns of that.
 
         Args:
           data: pytree of arrays `[N, ...]`; with `num_examples_given` all may have fewer rows. Rows
@@ -332,10 +333,11 @@ class PrivateTraining:
         microbatch_size: int = 16,
         not_private: Mapping[str, Callable[[Params, PyTree], Array]] | None = None,
     ) -> optax.GradientTransformation:
-        """The transform from a drawn batch to the private gradient; each training makes one.
+        """Returns the transform from a drawn batch to the private gradient.
 
-        Its `update(batch, state, params)` takes a `DrawnBatch` of `batches`. Per-example gradients
-        are computed a microbatch at a time; an example whose gradient is not finite is dropped.
+        Each training makes one such transform. Its `update(batch, state, params)` takes a
+        `DrawnBatch` of `batches`. Per-example gradients are computed a microbatch at a time; an
+        example whose gradient is not finite is dropped.
 
         Args:
           oracle: for one example, a row of `data`, for example `bam.dp_sgd(loss_fn)`. With users,
@@ -561,7 +563,10 @@ class PrivateTraining:
 
     @property
     def _digests(self) -> Callable[[bytes], JsonObject] | None:
-        """Folder's key -> digest of the rows' users, in order; None without users."""
+        """Returns a function from the folder's key to the digest of the rows' users, in order.
+
+        None without users.
+        """
         if self._groups is None:
             return None
         # Not of the ids as given: NumPy would make floats of large ones, which merge persons.
@@ -580,10 +585,10 @@ class PrivateTraining:
         return cls(**settings, folder=folder)
 
     def restore(self, like: PyTree) -> PyTree:
-        """The last saved pytree, with the structure of `like`; `like` itself if none was saved.
+        """Returns the last saved pytree, with the structure of `like`.
 
-        A state of `init` gets this training's own key and tag. InputError if other arrays were
-        saved, or the training has no folder.
+        If none was saved, it returns `like` itself. A state of `init` gets this training's own key
+        and tag. InputError if other arrays were saved, or the training has no folder.
         """
         if self.run.folder is None:
             raise InputError("this training was not saved: pass folder=…, or call save first")

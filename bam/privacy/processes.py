@@ -27,21 +27,30 @@ def random_seed() -> int:
 
 
 def from_first(value: np.generic | np.ndarray) -> np.ndarray:
-    """The first process's value, in every process; its shape and dtype must be the same in all."""
+    """Returns the first process's value, in every process.
+
+    The shape and dtype of the value must be the same in all processes.
+    """
     if jax.process_count() == 1:
         return np.asarray(value)
     return np.asarray(multihost_utils.broadcast_one_to_all(value))
 
 
 def any_of(flag: bool) -> bool:
-    """Whether a flag is set in any process; every process must call this."""
+    """Returns whether a flag is set in any process.
+
+    Every process must call this.
+    """
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
 
 
 def least(value: float) -> float:
-    """The smallest of all processes' values, as a 32-bit float; every process must call this."""
+    """Returns the smallest of all processes' values, as a 32-bit float.
+
+    Every process must call this.
+    """
     if jax.process_count() == 1:
         return value
     return float(np.min(multihost_utils.process_allgather(np.float32(value))))
@@ -65,9 +74,10 @@ def of_rows(num_rows: int, mesh: Mesh | None) -> NamedSharding | None:
 
 
 def put(tree: PyTree, sharding: Sharding | None) -> PyTree:
-    """Places a pytree of arrays, PRNG keys included; None is the default device.
+    """Places a pytree of arrays, PRNG keys included, on the devices of a sharding.
 
-    The tree is the same in every process, and each process fills its own devices.
+    None is the default device. The tree is the same in every process, and each process fills its
+    own devices.
     """
     if isinstance(sharding, SingleDeviceSharding):
         sharding = None  # arrays committed to a device would compile the step once more

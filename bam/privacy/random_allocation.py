@@ -1,4 +1,4 @@
-"""Batches by random allocation: each example is in one batch of every epoch; and their ε."""
+"""Batches by random allocation, where each example is in one batch of every epoch, and their ε."""
 
 import dataclasses
 import functools
@@ -43,14 +43,20 @@ def random_allocation(num_examples: int, batch_size: int) -> Mechanism:
 
 @dataclasses.dataclass(frozen=True)
 class AllocatedGaussianDpEvent(OwnEvent):
-    """T Gaussian steps on batches drawn by epochs of b; dp-accounting has no such event."""
+    """T Gaussian steps on batches drawn by epochs of b.
+
+    dp-accounting has no such event.
+    """
 
     noise_multiplier: float
     batches_per_epoch: int
     num_steps: int
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """ε of these steps; only PLD bounds it."""
+        """Returns ε of these steps.
+
+        InputError for an accountant other than PLD, because only PLD bounds it.
+        """
         if accountant != "pld":
             raise InputError(
                 f"accountant {accountant} has no bound for random_allocation batches: pld has"

@@ -17,7 +17,7 @@ def rounded_up(value: float, form: str) -> str:
 
 
 def rounded_down(value: float, form: str) -> str:
-    """A number as text that is never above it, for noise; see `rounded_up`."""
+    """Returns a number as text that is never above it, for noise, as `rounded_up` for ε."""
     return _formatted(value, form, decimal.ROUND_FLOOR)
 
 

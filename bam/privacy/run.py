@@ -69,7 +69,7 @@ class PrivateRun:
     """
 
     def __init__(self, plan: PrivacyPlan, seed: int | None = None, num_devices: int = 1) -> None:
-        """Makes the run; nothing is drawn or written yet."""
+        """Makes the run, and draws and writes nothing yet."""
         self._plan = plan
         self.seed = None if seed is None else scalars.whole("seed", seed)
         self.step, self.lost = 0, 0
@@ -101,10 +101,11 @@ class PrivateRun:
         return seeds.host_key(self._root_seed, label)
 
     def steps(self) -> Iterator[int]:
-        """Yields the remaining steps, numbered from 1 in a run; counts each on the disk first.
+        """Yields the remaining steps, numbered from 1 in a run.
 
-        A plan that is used up has none. Raises InputError after `close`, RuntimeError in a fork,
-        BlockingIOError if another process counts here, and OSError if a step cannot be counted.
+        Each step is counted on the disk first. A plan that is used up has none. Raises InputError
+        after `close`, RuntimeError in a fork, BlockingIOError if another process counts here, and
+        OSError if a step cannot be counted.
         """
         # `end` falls when a step is lost, so it is read anew for each step.
         while self.step < self.end:
@@ -135,12 +136,15 @@ class PrivateRun:
 
     @property
     def epsilon_spent(self) -> float:
-        """ε of the steps begun, at the plan's δ; `inf` without privacy."""
+        """ε of the steps begun, at the plan's δ, or `inf` without privacy."""
         return self.plan.epsilon_after(self.steps_begun)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Lets one thread in at a time; refused in a fork of the process, and after `close`."""
+        """Lets one thread in at a time.
+
+        RuntimeError in a fork of the process, and InputError after `close`.
+        """
         forks.check_not_forked(self._process, "this private run")
         with self.lock:
             if self._closed:
@@ -230,7 +234,10 @@ class PrivateRun:
             self._release = weakref.finalize(self, opened.pop_all().close)
 
     def _check_new(self, folder: Path, must_begin: bool) -> bool:
-        """Whether a new run begins in a folder; InputError if it must and does not."""
+        """Returns whether a new run begins in a folder.
+
+        InputError if it must and does not.
+        """
         begins = not (folder / PLAN).exists()
         if must_begin and not begins:
             raise InputError(f"{folder} holds a training: save this one in another folder")
@@ -239,7 +246,10 @@ class PrivateRun:
         return begins
 
     def _saved(self, folder: Path, record: JsonObject) -> JsonObject | None:
-        """The header of the newest checkpoint; InputError if it or the folder is another run's."""
+        """Returns the header of the newest checkpoint, or None if there is no checkpoint.
+
+        InputError if the checkpoint or the folder is another run's.
+        """
         check_version(folder)
         check_same(folder / PLAN, files.read_json(folder / PLAN), record)
         path = checkpoint.newest(folder / CHECKPOINTS)
@@ -257,7 +267,10 @@ class PrivateRun:
     def _checked_digests(
         self, folder: Path, header: JsonObject, has_steps_left: bool, digests: Digests | None
     ) -> JsonObject:
-        """Digests of the run's data and settings; InputError if they changed and steps are left."""
+        """Returns the digests of the run's data and settings.
+
+        InputError if they changed and steps are left.
+        """
         ours = digests(self._data_key(folder)) if digests else {}
         theirs = header["digests"]
         for name in theirs | ours if theirs else {}:
@@ -269,9 +282,9 @@ class PrivateRun:
         return ours
 
     def _data_key(self, folder: Path) -> bytes:
-        """32 secret bytes of the folder, the same in every process; `finish` removes them.
+        """Returns 32 secret bytes of the folder, the same in every process.
 
-        Without them, the digests confirm no guess at the data.
+        `finish` removes them. Without them, the digests confirm no guess at the data.
         """
         key = bytes(32)
         if processes.writes():
@@ -320,10 +333,10 @@ class PrivateRun:
         checkpoint.write(self.folder / CHECKPOINTS, header, tree)
 
     def restore(self, like: PyTree) -> PyTree:
-        """The last saved pytree, with the structure of `like`; `like` itself if nothing was saved.
+        """Returns the last saved pytree, with the structure of `like`.
 
-        Without a seed, its noise state gets this process's key, and takes back no earlier noise.
-        InputError if other arrays were saved.
+        If nothing was saved, it returns `like` itself. Without a seed, its noise state gets this
+        process's key, and takes back no earlier noise. InputError if other arrays were saved.
         """
         saved = self.folder and checkpoint.newest(self.folder / CHECKPOINTS)
         tree = checkpoint.restore(saved, like) if saved else like
@@ -337,7 +350,10 @@ class PrivateRun:
         return self.key("noise").tobytes() if self._is_unseeded else b""
 
     def _without_secrets(self, tree: PyTree) -> PyTree:
-        """The pytree without noise keys and past noise; unchanged if a seed repeats them."""
+        """Returns the pytree without noise keys and past noise.
+
+        It is unchanged if a seed repeats them.
+        """
         if not self._is_unseeded:
             return tree
         # With a key of zeros a sum would be NaN, so a checkpoint alone cannot continue.

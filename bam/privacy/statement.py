@@ -201,7 +201,10 @@ def fields_of_own_loop(
 
 
 def fields_of_notes(notes: Mapping[str, str]) -> JsonObject:
-    """The fields of a publisher's answers, see `fields_of_run`; without a form there are none."""
+    """Returns the fields of a publisher's answers, see `fields_of_run`.
+
+    Without a form there are no answers.
+    """
     answers = [
         render({"answered": bool(words), "question": question, "words": quote(words)}, "answer")
         for question, words in notes.items()
@@ -289,7 +292,7 @@ def _norms_fields(record: JsonMapping) -> JsonObject:
         return {"norms": "none"}
     try:
         clipped = slots.Share(*map(float, norms["share_clipped"]))
-    except (KeyError, TypeError, ValueError):  # in a stranger's summary
+    except (KeyError, TypeError, ValueError):  # in an untrusted summary
         return {"norms": "none"}
     return {"norms": "told", "num_slots": len(norms) - 1, "norms_clipped": str(clipped)}
 

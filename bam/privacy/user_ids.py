@@ -44,7 +44,7 @@ _DAMAGED = "has a NUL or is not UTF-8: save the ids as text in UTF-8, or as inte
 
 
 def user_id(value: object) -> str:
-    """The text that all ids of one person share; "" for a missing id.
+    """Returns the text that all ids of one person share, or "" for a missing id.
 
     Unicode is composed, and white space at the ends is dropped. Whole numbers are equal however
     they are written, because programs add and drop leading zeros and ".0". All persons with a
@@ -79,7 +79,10 @@ def user_id(value: object) -> str:
 
 
 def checked_id(value: object, location: str) -> str:
-    """The `user_id` of a row; InputError at `location`, in one line, if it has none."""
+    """Returns the `user_id` of a row.
+
+    InputError at `location`, in one line, if the row has no id.
+    """
     try:
         name = user_id(value)
     except InputError as error:
@@ -107,7 +110,10 @@ def is_missing(text: str) -> bool:
 
 
 def _decoded(value: bytes) -> str:
-    """Bytes as text; InputError if they are not UTF-8, or have a NUL, as UTF-16 has."""
+    """Returns bytes as text.
+
+    InputError if they are not UTF-8, or have a NUL, as UTF-16 has.
+    """
     with contextlib.suppress(UnicodeDecodeError):
         if b"\0" not in value:
             return value.decode()
@@ -115,7 +121,10 @@ def _decoded(value: bytes) -> str:
 
 
 def _digits(value: Any) -> str:
-    """A number in digits; "nan" for NaN. InputError if rounding may have made it of others."""
+    """Returns a number in digits, or "nan" for NaN.
+
+    InputError if rounding may have made it of other numbers.
+    """
     if isinstance(value, Decimal) and not value.is_finite():
         value = float("nan" if value.is_nan() else value)  # `float` refuses a signalling NaN
     if value != value:
