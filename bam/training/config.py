@@ -28,7 +28,10 @@ NOISE = ("epsilon", "noise_multiplier")  # each decides the other
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
-    """The locked base configuration of a method in `METHODS`; InputError for another method."""
+    """Returns the locked base configuration of a method in `METHODS`.
+
+    InputError for another method.
+    """
     if method not in METHODS:
         raise InputError(f"unknown method {method!r}{choose(method, METHODS)}")
     config = ConfigDict()
@@ -44,10 +47,11 @@ def get_config(method: str = "dp_sgd") -> ConfigDict:
 
 
 def name_part(config: ConfigDict, section: str, /, name: str, **options: object) -> None:
-    """Names the part of a section, with its options; options that are not given are its defaults.
+    """Names the part of a section, with its options.
 
-    The keys that each part of the section has, such as `optimizer.schedule`, stay as they are
-    unless they are given. So no option of the earlier part is left.
+    Options that are not given have the part's defaults. The keys that each part of the section has,
+    such as `optimizer.schedule`, stay as they are unless they are given. So no option of the
+    earlier part is left.
 
     Args:
       config: the config to change.
@@ -119,7 +123,10 @@ def complete(config: ConfigDict) -> None:
 
 
 def _switch(options: ConfigDict, section: str, name: str) -> None:
-    """Gives a section another part, with the part's defaults; the section's own keys stay."""
+    """Gives a section another part, with the part's defaults.
+
+    The section's own keys stay.
+    """
     defaults = _options_of(section, name)
     with options.unlocked():
         for option in set(options) - set(own(section)):

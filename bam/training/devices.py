@@ -27,7 +27,10 @@ def name() -> str:
 
 
 def mesh(devices: Sequence[jax.Device]) -> Mesh | None:
-    """Devices along one axis, "data", for `bam.clipped_sum`; None for a single one."""
+    """Returns a mesh of devices along one axis, "data", for `bam.clipped_sum`.
+
+    None for a single device.
+    """
     if len(devices) == 1:
         return None
     # The default, explicit axes, refuses operations whose sharding is ambiguous.
@@ -35,7 +38,10 @@ def mesh(devices: Sequence[jax.Device]) -> Mesh | None:
 
 
 def replicate(tree: PyTree, mesh: Mesh | None) -> PyTree:
-    """Copies a pytree of arrays to every device of a mesh; they are equal in every process."""
+    """Copies a pytree of arrays to every device of a mesh.
+
+    The arrays must be equal in every process.
+    """
     return processes.put(tree, processes.everywhere(mesh))
 
 

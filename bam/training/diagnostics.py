@@ -173,7 +173,10 @@ def clipping_bias(
     batch: PyTree,
     **sharing: Any,
 ) -> Bias:
-    """The `bias` of a batch's clipped mean against its unclipped mean; arguments as in `means`."""
+    """Returns the `bias` of a batch's clipped mean against its unclipped mean.
+
+    The arguments are those of `means`.
+    """
     batch_means = means(grad_fn, clip, params, batch, **sharing)
     return bias(batch_means.clipped, batch_means.gradient)
 

@@ -89,7 +89,7 @@ def not_private(trainer: Trainer, state: TrainState, rows: PyTree) -> dict[str, 
 def gradient_norms(
     trainer: Trainer, state: TrainState, *, of_all_steps: bool = False
 ) -> dict[str, Share]:
-    """Returns shares of gradients by their norm in the last step; {} for a clip without slots.
+    """Returns the shares of gradients by their norm in the last step, or {} without slots.
 
     They are those of `bam.privacy.gradient_norms`, named by `slots.as_shares`. ε covers them.
     """

@@ -1,4 +1,4 @@
-"""The data set that a config names, or its features; it stays in memory for the next run."""
+"""The data set that a config names, or its features, kept in memory for the next run."""
 
 import contextlib
 import hashlib
@@ -33,11 +33,12 @@ def make_dataset(
     features_section: ConfigDict | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> datasets.Dataset:
-    """The data of a config's `dataset` section; the last two sets of bam's own stay in memory.
+    """Returns the data of a config's `dataset` section.
 
-    `holdout` training examples are set aside, see `datasets.hold_out`. A `features` section
-    replaces images by features, which are kept on the disk, in its `cache` or beside the data.
-    `log` gets lines on long waits and on large data. Raises InputError as `datasets.load`.
+    The last two of bam's own data sets stay in memory. `holdout` training examples are set aside,
+    see `datasets.hold_out`. A `features` section replaces images by features, which are kept on the
+    disk, in its `cache` or beside the data. `log` gets lines on long waits and on large data.
+    Raises InputError as `datasets.load`.
     """
     _, load = list_data(section, features_section, log)
     return load()
@@ -90,7 +91,7 @@ def _files_of(dataset: ConfigDict) -> str:
 
 
 def _read_from(section: ConfigDict) -> Path | None:
-    """The folder or archive that holds the files of a data set; None if there is none."""
+    """Returns the folder or archive that holds the files of a data set, or None."""
     where = section.get("name", ""), section.get("source"), section.get("path")
     folder, entry = datasets.folder_of(*where), DATASETS.get(where[0])
     is_prepared = entry is not None and datasets.source_of(*where) == "tfds"
@@ -118,7 +119,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Inode, size and time of a file; () of anything else."""
+    """Returns the inode, size and time of a file, or () for anything else."""
     with contextlib.suppress(OSError):
         stats = path.stat()
         if stat.S_ISREG(stats.st_mode):
@@ -216,7 +217,7 @@ def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> data
 
 
 def features_normalisation(section: ConfigDict) -> Normalisation | None:
-    """The normalisation that a backbone's weights expect; None without a backbone."""
+    """Returns the normalisation that a backbone's weights expect, or None without a backbone."""
     if section.get("name") != "backbone" or not section.get("weights"):
         return None
     options = ("weights", "mean", "std", "size", "interpolation")
@@ -250,7 +251,7 @@ def normalise(
 
 
 def features_digest(section: ConfigDict) -> str:
-    """SHA-256 of the weights of a map of images; "" without weights."""
+    """Returns the SHA-256 of the weights of a map of images, or "" without weights."""
     # The weights of the prior come with bam, so their digest is a constant.
     is_prior = section.get("name") == "prior"
     return PRIOR_SHA256 if is_prior else finetune.digest(section.get("weights"))

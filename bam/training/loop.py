@@ -198,7 +198,10 @@ class _Watch:
             )
 
     def look(self, state: TrainState) -> None:
-        """Evaluates, diagnoses and saves if it is due after a step; StoppedError to stop early."""
+        """Evaluates, diagnoses and saves if it is due after a step.
+
+        StoppedError to stop early.
+        """
         config, step, end = self._trainer.config, self._run.step, self._run.end
         is_end, self._outputs = step == end, None
         evaluates = is_end or (step > 0 and _due(step, config.eval.every))
@@ -235,15 +238,16 @@ class _Watch:
             self._is_training = True
 
     def _evaluate(self, state: TrainState) -> dict[str, float]:
-        """The figures of the weights on the test split; {} if the run is not evaluated."""
+        """Returns the figures of the weights on the test split, or {} without evaluation."""
         if not self._evaluates:
             return {}
         figures, self._outputs = evaluate_outputs(self._trainer, whole_model(state), self._log)
         return figures
 
     def _add_row(self, figures: dict[str, float], state: TrainState) -> JsonObject:
-        """Adds a row to `metrics.jsonl`; its ε is that of the steps begun, None if not private.
+        """Adds a row to `metrics.jsonl`.
 
+        Its ε is that of the steps begun, or None if the run is not private.
         With slots in the clip it also has the shares of gradients by norm, which ε covers.
         A figure that is not finite, such as the loss of a diverged run, becomes None.
         """
@@ -268,7 +272,7 @@ class _Watch:
         summary = summarize(self._trainer, run.seed, last, self._outputs, run.processes)
         if norms := gradient_norms(self._trainer, state, of_all_steps=True):
             summary["gradient_norms"] = {name: list(share) for name, share in norms.items()}
-        # From here on nothing in the folder confirms a guess at the data.
+        # Deletes data_key: the digests can no longer be used to test guesses about the data.
         run.finish()
         self._files.finish(summary)
         return Result(state, rows, summary)

@@ -5,7 +5,10 @@ from bam.part_table import METHODS
 
 
 def label(name: str) -> str:
-    """A method's name in tables and legends; a method of the user's keeps its name."""
+    """Returns a method's name in tables and legends.
+
+    A method of the user's keeps its name.
+    """
     return METHODS[name].label if name in METHODS else name
 
 

@@ -32,7 +32,10 @@ def shipped() -> dict[str, Path]:
 
 
 def file_of(value: str) -> str:
-    """The FILE:METHOD of a value of `--config`; InputError unless it names a file or a config."""
+    """Returns the FILE:METHOD of a value of `--config`.
+
+    InputError unless the value names a file or a config.
+    """
     name, colon, method = value.partition(":")
     configs = shipped()
     if name.endswith(".py") or "/" in name:
@@ -54,9 +57,10 @@ def file_of(value: str) -> str:
 
 
 def load(value: str) -> "ConfigDict":
-    """The config of a value of `--config`; InputError if its file does not make one.
+    """Returns the config of a value of `--config`.
 
-    Keys that a section of the file lacks are added with their defaults.
+    Keys that a section of the file lacks are added with their defaults. InputError if the file does
+    not make a config.
     """
     from ml_collections import ConfigDict, config_dict
 

@@ -114,11 +114,11 @@ def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> Bound
 def make_optimizer(
     section: ConfigDict, plan: PrivacyPlan, clip_norm: float, sensitivity: Number
 ) -> optax.GradientTransformation:
-    """The optax transform of a config's `optimizer` section; it follows the noise.
+    """Returns the optax transform of a config's `optimizer` section.
 
-    It is post-processing. If the optimizer is bam's, the peak of the learning rate, C and the float
-    options are arguments of the compiled step, so that other values compile nothing. An option that
-    is 0 is compiled in, because it may remove a part of the step.
+    It follows the noise, so it is post-processing. If the optimizer is bam's, the peak of the
+    learning rate, C and the float options are arguments of the compiled step, so that other values
+    compile nothing. An option that is 0 is compiled in, because it may remove a part of the step.
     """
     options = section.to_dict()
     schedule, peak = schedule_of(section, plan), options.pop("learning_rate")
@@ -267,7 +267,7 @@ def make_loss(section: ConfigDict) -> losses.Loss:
 
 
 def make_features(section: ConfigDict) -> extraction.FeatureMap | None:
-    """The map of images of a config's `features` section; None if the run reads pixels."""
+    """Returns the map of images of a config's `features` section, or None for pixels."""
     options = set_keys(section, "cache")
     # An option without a name is not ignored: `make` refuses the name "".
     if not any(options.values()):

@@ -32,7 +32,7 @@ METRICS = "metrics.jsonl"
 
 
 class RunFiles:
-    """Writes the files of a run besides those of its `PrivateRun`; a context manager.
+    """A context manager that writes the files of a run besides those of its `PrivateRun`.
 
     They are `config.json`, `metrics.jsonl` with the rows in `rows`, TensorBoard events, and at the
     end `summary.json`. With `workdir=None` it writes nothing. If there are several processes, only
@@ -41,7 +41,10 @@ class RunFiles:
     """
 
     def __init__(self, workdir: Path | None, config: ConfigDict) -> None:
-        """Checks the workdir without writing to it; raises as `check_resumable`."""
+        """Checks the workdir without writing to it.
+
+        Raises the errors of `check_resumable`.
+        """
         self.rows: list[JsonObject] = []
         self._workdir, self._config = workdir, config
         self._writes = workdir is not None and processes.writes()
@@ -58,7 +61,10 @@ class RunFiles:
         return max(counts, default=0)
 
     def check_again(self) -> None:
-        """Raises as `check_resumable`; call it after locking the folder."""
+        """Checks the workdir again, once the folder is locked.
+
+        Raises the errors of `check_resumable`.
+        """
         # Before the lock, another process may have finished the run.
         if self._workdir is not None and self._writes:
             check_resumable(self._workdir, self._config)
@@ -69,7 +75,10 @@ class RunFiles:
             write_json(self._workdir / "config.json", as_json(self._config))
 
     def start_after(self, step: int) -> None:
-        """Opens the metrics and drops rows after `step`; -1 drops all."""
+        """Opens the metrics and drops rows after `step`.
+
+        A step of -1 drops all rows.
+        """
         if self._workdir is None:
             return
         rows = read_rows(self._workdir)
@@ -124,7 +133,7 @@ def finite(row: JsonObject) -> JsonObject:
 
 
 def divergence(row: JsonObject) -> str:
-    """A line if the test loss of a row or a summary is not finite; "" otherwise."""
+    """Returns a line if the test loss of a row or a summary is not finite, and "" otherwise."""
     # `finite` made it None. A row without an evaluation has no such key.
     if row.get("test_loss", 0.0) is None:
         return "training diverged: the test loss is not a finite number"
@@ -159,7 +168,10 @@ def check_resumable(workdir: Path, config: ConfigDict) -> None:
 
 
 def _difference(recorded: JsonObject, config: ConfigDict) -> str:
-    """The first differing key that must not change, with both values; "" if all agree."""
+    """Returns the first differing key that must not change, with both values.
+
+    "" if all agree.
+    """
     current = flat(as_json(config))
     # A key that a recorded section lacks had its default: configs replaced whole sections.
     unset = {key.name: key.default for key in KEYS if "." in key.name and key.name in current}
@@ -172,7 +184,10 @@ def _difference(recorded: JsonObject, config: ConfigDict) -> str:
 
 
 def as_json(config: ConfigDict) -> JsonObject:
-    """A config as in `config.json`; infinity is the text "Infinity", which sets it again."""
+    """Returns a config as in `config.json`.
+
+    Infinity is the text "Infinity", which sets it again.
+    """
     # `parse_constant` gets "Infinity" and "NaN", which strict JSON lacks.
     nested: JsonObject = json.loads(config.to_json_best_effort(), parse_constant=str)
     return nested

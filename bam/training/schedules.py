@@ -26,11 +26,12 @@ class Schedule(NamedTuple):
 
 
 def learning_rate(schedule: Schedule, peak: Number) -> Number | optax.Schedule:
-    """The rate as a function of the step, which counts from 0; a number if it never changes.
+    """Returns the rate as a function of the step, which counts from 0.
 
-    It rises linearly to the peak in W steps of warm-up, from peak / W in step 0, and then follows
-    the schedule. The peak may be traced, so that another peak compiles nothing. InputError for an
-    unknown schedule, or if the warm-up takes the whole run.
+    A rate that never changes is a number. Otherwise it rises linearly to the peak in W steps of
+    warm-up, from peak / W in step 0, and then follows the schedule. The peak may be traced, so that
+    another peak compiles nothing. InputError for an unknown schedule, or if the warm-up takes the
+    whole run.
 
     Examples:
       >>> rate = learning_rate(Schedule("linear", 2, 6), 1.0)
@@ -57,7 +58,7 @@ def learning_rate(schedule: Schedule, peak: Number) -> Number | optax.Schedule:
 
 
 def in_words(schedule: Schedule) -> str:
-    """The words on the rate in the printed plan; "" for a constant rate."""
+    """Returns the words on the rate in the printed plan, or "" for a constant rate."""
     falls = {"constant": "", "linear": "falls to 0 in a line", "cosine": "falls to 0 as a cosine"}
     rises = f"rises over {plural(schedule.warmup_steps, 'step')}" if schedule.warmup_steps else ""
     return " and then ".join(x for x in (rises, falls[schedule.name]) if x)

@@ -22,7 +22,9 @@ def summarize(
     outputs: np.ndarray | None = None,
     processes: Sequence[JsonObject] = (),
 ) -> JsonObject:
-    """The fields of `summary.json` for a finished run; ε and C are None without privacy.
+    """Returns the fields of `summary.json` for a finished run.
+
+    ε and C are None without privacy.
 
     Args:
       trainer: the trainer of the run.
@@ -81,9 +83,9 @@ def summarize(
 
 
 def loss_figures(trainer: Trainer, outputs: np.ndarray | None) -> JsonObject:
-    """The loss's figures of the test outputs, under `figures`; None if an output is not finite.
+    """Returns the loss's figures of the test outputs, under `figures`.
 
-    {} without outputs, or if the loss has no figures.
+    They are None if an output is not finite. {} without outputs, or if the loss has no figures.
     """
     figures = trainer.criterion.figures
     if figures is None or outputs is None:

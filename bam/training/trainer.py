@@ -37,7 +37,9 @@ STEP, BIAS = "a step", "measuring the clipping bias"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Trainer:
-    """The settings and parts of a run, and its compiled functions; it serves any number of seeds.
+    """The settings and parts of a run, and its compiled functions.
+
+    One trainer serves any number of seeds.
 
     Attributes:
       config: the configuration it was built from.
@@ -150,14 +152,20 @@ class Trainer:
         )
 
     def check_step(self, state: TrainState, keeps_size: bool = False) -> None:
-        """Compiles the step without taking it; InputError if it does not fit the memory."""
+        """Compiles the step without taking it.
+
+        InputError if the step does not fit the memory.
+        """
         nothing = sampling.pad(np.arange(0), self.plan.capacity, 0, 0)
         batch = self.batch(state, nothing)
         args = state, batch
         self.programs.check(steps.take, STEP, *args, donate=(0,), keeps_size=keeps_size)
 
     def check_diagnostics(self, state: TrainState, rows: PyTree, keeps_size: bool = False) -> None:
-        """Compiles the diagnostics; InputError if they do not fit the memory."""
+        """Compiles the diagnostics.
+
+        InputError if they do not fit the memory.
+        """
         self.programs.check(steps.diagnose, BIAS, state, rows, keeps_size=keeps_size)
 
     def with_microbatch_size(self, size: int) -> "Trainer":
@@ -191,7 +199,7 @@ class Trainer:
 
     @property
     def sensitivity(self) -> float:
-        """S of the per-example transform; the noise on the sum has deviation σ·S."""
+        """S of the per-example transform, where the noise on the sum has deviation σ·S."""
         return float(self.parts.gradient.clip.sensitivity) if self.plan.private else 0.0
 
     @property

@@ -27,7 +27,10 @@ WORTH_IT = 0.95
 
 
 def fastest_size(trainer: Trainer) -> int:
-    """The fastest `microbatch_size` of a run; InputError if even one example does not fit."""
+    """Returns the fastest `microbatch_size` of a run.
+
+    InputError if even one example does not fit.
+    """
     return fastest(lambda size: _seconds(trainer, size), trainer.plan.expected_batch_size)
 
 
@@ -57,9 +60,10 @@ def fastest(seconds: Callable[[int], float], largest: int) -> int:
 
 
 def _seconds(trainer: Trainer, size: int) -> float:
-    """Seconds for an example in the sum, the longest part of a step; infinite without memory.
+    """Returns the seconds for an example in the sum, the longest part of a step.
 
-    A size that does not fit the memory is not run, and has a line in the trainer's log.
+    A size that does not fit the memory takes infinite time: it is not run, and has a line in the
+    trainer's log.
     """
     parts, dataset, mesh = trainer.parts, trainer.listing, trainer.mesh
     oracle: Any = parts.gradient.oracle
