@@ -186,8 +186,8 @@ def _mish_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arr
     (x,), (tangent,) = primals, tangents
     n, bend = _mish_terms(x)
     reciprocal = 1 / (n + 2)
-    # In the backward pass the division comes last. XLA on CPU stores a quotient for all operations
-    # that use it, but computes a product, and the cheap steps before it, again for each.
+    # In the backward pass the division comes last. XLA on CPU stores a quotient once, but it
+    # computes a product, and the cheap steps before it, again for every operation that uses it.
     return x * (n * reciprocal), tangent / (n + 2) * (n + bend * reciprocal)
 
 
