@@ -122,7 +122,7 @@ def needs(program: Callable[..., Any], *args: Any) -> Needs | None:
 
     Returns None if XLA does not tell. The function is compiled. JAX keeps the program, so that a
     call with such arguments compiles nothing. It may be a partial one, as from
-    `program.compiled_once`.
+    `program.compile_once`.
     """
     import jax  # here, so that importing this module takes no time
 

@@ -88,7 +88,8 @@ def flag_row(flag: options.Flag) -> tuple[str, str]:
 def tables() -> dict[str, dict[str, str]]:
     """Page -> marker on the page -> text after the marker."""
     docs = {
-        k: ast.get_docstring(ast.parse(f.read_text())) for k, f in named_configs.shipped().items()
+        k: ast.get_docstring(ast.parse(f.read_text()))
+        for k, f in named_configs.shipped_configs().items()
     }
     shipped = [(f"`{k}`", (doc or "").split("\n\n")[0]) for k, doc in sorted(docs.items())]
     config_tables = {

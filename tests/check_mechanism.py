@@ -92,7 +92,7 @@ def _check_batches(mechanism: Mechanism, num_examples: int) -> None:
         require(not np.array_equal(other, np.flatnonzero(members[0])), "the seed does not matter")
     bands = len(mechanism.strategy)
     require(
-        sampling.separated(members, bands),
+        sampling.are_separated(members, bands),
         f"its noise is correlated over {bands} steps, but it draws an example twice within them",
     )
 

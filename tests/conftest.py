@@ -89,7 +89,7 @@ def monkeypatch(monkeypatch):
     from bam.core import program
     from bam.training import parts
 
-    caches, replace, replaced = [program._program, parts._made_network], monkeypatch.setattr, []
+    caches, replace, replaced = [program._program, parts._shared_network], monkeypatch.setattr, []
 
     def setattr_and_forget(target, *given, **options):
         replace(target, *given, **options)

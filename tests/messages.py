@@ -13,7 +13,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 # Function -> the kind of a text that it is called with.
 KINDS = {
-    **dict.fromkeys(("Rule", "require", "checked", "_refuse"), "refuses"),
+    **dict.fromkeys(("Rule", "require", "bind", "_refuse"), "refuses"),
     **dict.fromkeys(("print", "say", "_say", "show", "table", "log", "_log", "on_event"), "prints"),
     **dict.fromkeys(("awaited", "compiling", "append", "extend"), "prints"),
     **dict.fromkeys(("warn", "warning"), "warns"),

@@ -308,12 +308,12 @@ def test_a_plan_in_words_is_no_stronger_claim_than_the_plan(target, delta):
 def test_rounding_up_and_down_enclose_a_number_and_are_one_digit_apart(form):
     rng, nearest_fails = random.Random(0), 0
     for value in (10 ** rng.uniform(-3, 2) for _ in range(300)):
-        down, up = (f(value, form) for f in (rounding.rounded_down, rounding.rounded_up))
+        down, up = (f(value, form) for f in (rounding.round_down, rounding.round_up))
         assert float(down) <= value <= float(up)
         assert format(value, form) in (down, up)
         nearest_fails += float(format(value, form)) < value
     assert nearest_fails > 100  # control
-    assert rounding.rounded_up(math.inf, form).strip() == "inf"
+    assert rounding.round_up(math.inf, form).strip() == "inf"
 
 
 def test_spare_steps_are_some_of_the_steps_that_epsilon_covers():

@@ -94,7 +94,7 @@ def test_positions_are_interpolated_as_pillow_resizes(side, shape):
     position = rng.normal(size=(1, 1 + side**2, 5)).astype(np.float32)
     needed = {"position": jax.ShapeDtypeStruct((1, 1 + shape[0] * shape[1], 5), np.float32)}
     images = (16 * shape[0], 16 * shape[1], 3)
-    new = pretrained.fitted({"position": position}, needed, images)["position"]
+    new = pretrained.adapt({"position": position}, needed, images)["position"]
     assert new.shape == needed["position"].shape
     np.testing.assert_array_equal(new[:, 0], position[:, 0])
     grid = position[0, 1:].reshape(side, side, 5)
@@ -106,9 +106,9 @@ def test_positions_are_interpolated_as_pillow_resizes(side, shape):
 def test_positions_of_no_square_are_left_to_be_refused():
     position = np.zeros((1, 1 + 6, 5), np.float32)
     needed = {"position": jax.ShapeDtypeStruct((1, 1 + 4, 5), np.float32)}
-    assert pretrained.fitted({"position": position}, needed, ())["position"] is position
+    assert pretrained.adapt({"position": position}, needed, ())["position"] is position
     same = {"position": jax.ShapeDtypeStruct((1, 1 + 6, 5), np.float32)}
-    assert pretrained.fitted({"position": position}, same, (32, 48, 3))["position"] is position
+    assert pretrained.adapt({"position": position}, same, (32, 48, 3))["position"] is position
 
 
 def test_a_vision_transformer_begins_from_weights_of_another_size(tmp_path):
@@ -161,8 +161,8 @@ def test_factors_add_their_product_and_begin_as_nothing():
     )
     assert np.abs(expected - plain.logits(plain.init(key), images)).max() > 0.1
     np.testing.assert_allclose(model.logits(params, images), expected, atol=1e-5)
-    np.testing.assert_allclose(plain.logits(lora.folded(params), images), expected, atol=1e-5)
-    assert lora.folded(plain.init(key)).keys() == {"fc", "head"}
+    np.testing.assert_allclose(plain.logits(lora.fold(params), images), expected, atol=1e-5)
+    assert lora.fold(plain.init(key)).keys() == {"fc", "head"}
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_thousand_steps_without_jit_hold_no_more_memory_maps_than_ten():
 def test_functions_made_anew_in_each_call_are_compiled_anew_and_forgotten():
     called, programs = (lambda fn, x: fn(x)), []
     for i in range(3 * program.MOST_PROGRAMS):
-        compiled = program.compiled_once(called, program.as_partial(lambda x, i=i: x + i))
+        compiled = program.compile_once(called, program.as_partial(lambda x, i=i: x + i))
         assert compiled(1) == 1 + i
         programs.append(weakref.ref(compiled))
     del compiled

@@ -159,7 +159,7 @@ def test_what_is_no_config_at_all_is_one_line(tmp_path, refusal):
 
 
 def test_a_shipped_config_goes_by_its_name_and_a_file_by_its_path():
-    file = str(named_configs.shipped()["digits"])
+    file = str(named_configs.shipped_configs()["digits"])
     assert named_configs.file_of("digits:bam_sam") == f"{file}:bam_sam"
     assert named_configs.file_of("digits") == file
     assert named_configs.file_of("configs/digits.py:dp_sgd") == "configs/digits.py:dp_sgd"
@@ -168,7 +168,7 @@ def test_a_shipped_config_goes_by_its_name_and_a_file_by_its_path():
         options.define(given, options.COMMANDS["train"].flags)
         rest = command_line.parse(given, ["a", *value, "--config.epsilon=2"], "bam train")
         assert (rest, given.config.method.name, given.config.epsilon) == (["a"], "dp_sat", 2)
-    assert {"base", "cifar10", "imagenet32"} <= named_configs.shipped().keys()
+    assert {"base", "cifar10", "imagenet32"} <= named_configs.shipped_configs().keys()
 
 
 @pytest.mark.thorough
@@ -189,10 +189,10 @@ def test_a_config_file_of_ones_own_builds_on_shipped_ones_or_on_those_beside_it(
         "    config.expected_batch_size, config.model.name = 64, 'linear'\n"
         "    return config\n"
     )
-    before = named_configs.imported()
+    before = named_configs.config_modules()
     done = run_command("bam", "train", f"--config={own}/mine.py:dp_sgd", f"--workdir={tmp_path}/w")
     assert done.returncode == 0, done.stderr
-    assert named_configs.imported() == before and before["configs.digits"] is digits
+    assert named_configs.config_modules() == before and before["configs.digits"] is digits
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,10 @@ def test_asking_for_help_is_no_failure(command):
         assert f"\n  --{flag.name}=" in done.stdout
     assert all(f"\n  {status} " in done.stdout for status in options.STATUSES)
     if "config" in {flag.name for flag in options.COMMANDS[command].flags}:
-        names = {*named_configs.shipped(), *(name for key in keys.KEYS for name in key.names)}
+        names = {
+            *named_configs.shipped_configs(),
+            *(name for key in keys.KEYS for name in key.names),
+        }
         assert names <= set(re.findall(r"\w+", done.stdout))
 
 

@@ -845,7 +845,7 @@ def test_what_is_rounded_claims_less_than_what_is_exact():
     ):
         assert (facts[key], facts[f"exact_{key}"]) == (shown, exact)
     for value in (1.4e-5, 1.00001e-5, 2.9996, 1e-7 / 3, 256.0, 0.99999, 123456.7, 0.0):
-        above = float(statement.rounded(value))
+        above = float(statement.round_claim(value))
         assert value <= above <= value * (1 + 1.1e-3)
     assert float(f"{1.4e-5:.1g}") < 1.4e-5  # how 0.1.0 printed δ
 

@@ -309,12 +309,12 @@ def test_cutting_never_lengthens_and_keeps_whole_multiples():
 
 
 def test_a_total_has_one_way_to_be_written_and_one_float():
-    one = grid.carried(grid.Total(jnp.int32(3), jnp.int32(2**16 + 5)))
-    other = grid.carried(grid.Total(jnp.int32(5), jnp.int32(5 - 2**16)))
+    one = grid.carry(grid.Total(jnp.int32(3), jnp.int32(2**16 + 5)))
+    other = grid.carry(grid.Total(jnp.int32(5), jnp.int32(5 - 2**16)))
     assert one == other == grid.Total(4, 5)
     rng = np.random.default_rng(0)
     high, low = rng.integers(-(2**29), 2**29, 1000), rng.integers(-(2**31), 2**31, 1000)
-    total = grid.carried(grid.Total(jnp.asarray(high, jnp.int32), jnp.asarray(low, jnp.int32)))
+    total = grid.carry(grid.Total(jnp.asarray(high, jnp.int32), jnp.asarray(low, jnp.int32)))
     exact = high * 2**16 + low
     np.testing.assert_array_equal(
         np.asarray(total.high, np.int64) * 2**16 + np.asarray(total.low), exact

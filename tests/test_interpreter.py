@@ -11,7 +11,7 @@ from flax import nnx
 
 from bam import models
 from bam.models import interpreter
-from bam.models.interpreter import BLOCK, interpreted
+from bam.models.interpreter import BLOCK, interpret
 from bam.training import loop
 from configs import digits
 
@@ -57,7 +57,7 @@ def test_random_bits_are_those_of_jax(shape, dtype):
     def draw(key):
         return jax.random.bits(key, shape, dtype)
 
-    np.testing.assert_array_equal(interpreted(draw, KEY), draw(KEY))
+    np.testing.assert_array_equal(interpret(draw, KEY), draw(KEY))
 
 
 def test_keys_that_are_made_of_a_key_are_those_of_jax():
@@ -67,7 +67,7 @@ def test_keys_that_are_made_of_a_key_are_those_of_jax():
         pairs = jax.random.split(jax.random.fold_in(folded, 0), (2, 5))
         return [jax.random.key_data(x) for x in (three, folded, pairs)]
 
-    for ours, theirs in zip(interpreted(make, KEY), make(KEY), strict=True):
+    for ours, theirs in zip(interpret(make, KEY), make(KEY), strict=True):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -90,7 +90,7 @@ def test_another_generator_is_jax_s_own(impl):
         return jax.random.bits(jax.random.fold_in(key, 3), (6,))
 
     key = jax.random.key(3, impl=impl)
-    np.testing.assert_array_equal(interpreted(draw, key), draw(key))
+    np.testing.assert_array_equal(interpret(draw, key), draw(key))
 
 
 def test_the_generator_s_older_form_is_jax_s_own():
@@ -99,8 +99,8 @@ def test_the_generator_s_older_form_is_jax_s_own():
 
     with jax.threefry_partitionable(False):
         older = draw(KEY)
-        np.testing.assert_array_equal(interpreted(draw, KEY), older)
-    assert not np.array_equal(interpreted(draw, KEY), older)  # the control: the forms differ
+        np.testing.assert_array_equal(interpret(draw, KEY), older)
+    assert not np.array_equal(interpret(draw, KEY), older)  # the control: the forms differ
 
 
 # ---------------------------------------------------------------- Whatever an initialiser asks for.
@@ -146,14 +146,14 @@ def test_each_row_is_of_an_operation_that_jax_has():
 def test_what_an_initialiser_asks_for_is_what_jax_computes(asked):
     function = ASKED[asked]
     theirs = jax.jit(function)(KEY)
-    assert near(interpreted(function, KEY), theirs)
-    assert not near(interpreted(function, jax.random.key(18)), theirs)  # the control
+    assert near(interpret(function, KEY), theirs)
+    assert not near(interpret(function, jax.random.key(18)), theirs)  # the control
 
 
 def test_64_bits_are_jax_s_own():
     with jax.enable_x64(True):
-        assert near(interpreted(ASKED["normal"], KEY), jax.jit(ASKED["normal"])(KEY))
-        assert interpreted(ASKED["normal"], KEY).dtype == np.float64
+        assert near(interpret(ASKED["normal"], KEY), jax.jit(ASKED["normal"])(KEY))
+        assert interpret(ASKED["normal"], KEY).dtype == np.float64
 
 
 # ---------------------------------------------------------------- Networks.
@@ -268,9 +268,9 @@ def test_what_the_weights_do_not_need_is_not_computed():
         weights = jax.random.normal(key, (3,))
         return weights, jax.pure_callback(refuse, weights, weights)
 
-    assert interpreted(lambda key: init(key)[0], KEY).shape == (3,)
+    assert interpret(lambda key: init(key)[0], KEY).shape == (3,)
     with pytest.raises(Exception, match="computed"):  # the control: it would be
-        jax.block_until_ready(interpreted(lambda key: init(key)[1], KEY))
+        jax.block_until_ready(interpret(lambda key: init(key)[1], KEY))
 
 
 @pytest.mark.thorough
@@ -326,5 +326,5 @@ def test_no_two_arrays_of_a_first_state_share_memory():
     assert len(places) == len(arrays) > 20
     same = jnp.zeros(3)
     assert len({x.unsafe_buffer_pointer() for x in (same, same)}) == 1  # the control
-    out = interpreted(lambda x: (x, x, jnp.zeros(3), jnp.broadcast_to(x[:1], 3)), same)
+    out = interpret(lambda x: (x, x, jnp.zeros(3), jnp.broadcast_to(x[:1], 3)), same)
     assert len({x.unsafe_buffer_pointer() for x in (same, *out)}) == 5

@@ -178,7 +178,7 @@ def masked_norm(grads, mask):
 def test_bam_exact_penalises_the_chosen_views_and_parameters(num_views, pattern):
     with jax.enable_x64(True):
         params, example = cases.mlp_params(np.float64), views_example(4, np.float64)
-        mask = bam.core.pytree.matching(pattern)
+        mask = bam.core.pytree.name_mask(pattern)
         few = {**example, "image": example["image"][: num_views or None]}
 
         def objective(p):
@@ -197,7 +197,7 @@ def test_bam_exact_penalises_the_chosen_views_and_parameters(num_views, pattern)
 @pytest.mark.parametrize("pattern", ["", "w", "b1"])
 def test_bam_sam_ascends_along_the_chosen_views_and_parameters(num_views, pattern):
     example = views_example(4)
-    mask = bam.core.pytree.matching(pattern)
+    mask = bam.core.pytree.name_mask(pattern)
     few = {**example, "image": example["image"][: num_views or None]}
     uphill = jax.tree.map(
         lambda g, m: g if m else 0 * g, jax.grad(views_loss)(PARAMS, few), mask(PARAMS)
@@ -231,13 +231,13 @@ def test_a_direction_that_cannot_be_taken_is_refused(make):
     with pytest.raises(ValueError, match="dicts with views"):
         make(cases.mlp_loss, 0.1, ascent_views=1).grad(PARAMS, EXAMPLE)
     with pytest.raises(ValueError, match="with at least one True"):
-        make(views_loss, 0.1, ascent_mask=bam.core.pytree.matching("no such name")).grad(
+        make(views_loss, 0.1, ascent_mask=bam.core.pytree.name_mask("no such name")).grad(
             PARAMS, example
         )
     with pytest.raises(ValueError, match="tree of bools like the parameters"):
         make(views_loss, 0.1, ascent_mask=[True, False, False]).grad(PARAMS, example)
     with pytest.raises(ValueError, match="not a regular expression"):
-        bam.core.pytree.matching("(")
+        bam.core.pytree.name_mask("(")
 
 
 # DP-SAT.

@@ -255,7 +255,7 @@ def test_what_a_sweep_sets_for_every_part_stays_when_its_settings_name_another()
 # A part that the command line names is as it would be alone.
 
 NAMES = {name: tuple(section.rows) for name, section in SECTIONS.items()}
-SHIPPED = sorted(named_configs.shipped())
+SHIPPED = sorted(named_configs.shipped_configs())
 
 
 @pytest.mark.parametrize("shipped", SHIPPED)

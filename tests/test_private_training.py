@@ -494,7 +494,7 @@ def test_data_with_another_number_of_rows_than_there_are_ids_are_refused():
 
 def test_parameters_that_are_not_trained_have_no_gradient_and_no_noise_and_cost_nothing():
     params = mlp_params()
-    frozen, trained = pytree.matching("b")(params), {k: v for k, v in params.items() if "b" in k}
+    frozen, trained = pytree.name_mask("b")(params), {k: v for k, v in params.items() if "b" in k}
     part = lambda p, x: mlp_loss(params | p, x)  # noqa: E731
     methods = [bam.dp_sgd, lambda loss: bam.dp_sat(loss, 0.1)]
     methods += [lambda loss: bam.bam_sam(loss, 0.1), lambda loss: bam.bam_exact(loss, 0.1)]

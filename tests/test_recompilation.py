@@ -467,7 +467,7 @@ def test_rows_that_fit_for_the_host_fit_in_the_program():
     for size in [2**k for k in range(11)] + [3, 100, 1000]:
         for near in rng.uniform(-3e-5, 3e-5, 40):
             s = 10.0 ** rng.uniform(-3, 3)
-            std = noise.scaled(size * 2**20 / grid.MOST_OF_SUM * (1 + near), s)
+            std = noise.noise_std(size * 2**20 / grid.MOST_OF_SUM * (1 + near), s)
             fits = grid.rows_per_sum(s, std, 1000)[0] if std * 400 > s else 0
             most, in_range = traced(s, std, 1000)
             assert not fits or (in_range and int(most) >= min(fits, size))
@@ -475,7 +475,7 @@ def test_rows_that_fit_for_the_host_fit_in_the_program():
     assert at_the_edge > 0  # a little more is refused by the host
     for num in (1000, 2**20, 2**23 + 1):  # and what all rows may be together, or one
         for near in rng.uniform(-3e-5, 3e-5, 40):
-            std = noise.scaled(max(1 / 512, num * 2**20 / grid.MOST_OF_ALL) * (1 + near), 1.0)
+            std = noise.noise_std(max(1 / 512, num * 2**20 / grid.MOST_OF_ALL) * (1 + near), 1.0)
             try:
                 grid.rows_per_sum(1.0, std, num)
             except bam.InputError:
@@ -842,7 +842,7 @@ ORACLES = {
     "dp_sgd": bam.dp_sgd,
     "dp_sat": functools.partial(bam.dp_sat, radius=0.1),
     "bam_sam": functools.partial(bam.bam_sam, radius=0.1, mix=0.5),
-    "bam_exact": functools.partial(bam.bam_exact, penalty=0.1, ascent_mask=pytree.matching("a")),
+    "bam_exact": functools.partial(bam.bam_exact, penalty=0.1, ascent_mask=pytree.name_mask("a")),
 }
 STRICT_CLIPS = [
     bam.clip_by_l2_norm(1.0), bam.normalize(1.0, 0.1), bam.clip_per_layer({"a": 0.5, "b": 1.0}),

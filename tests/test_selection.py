@@ -229,8 +229,8 @@ def test_one_image_more_moves_a_score_by_one_unit_and_the_noise_is_no_less_than_
     for noise in (0.01, 0.7, 10.0, 333.3, 2.0**20):
         unit = score.unit_of(noise)
         assert unit >= 1 and 2**20 / unit >= noise
-        assert score.noised(8, noise, key) - score.noised(7, noise, key) == unit
-    draws = [score.noised(1000, 10.0, seeded_key(i)) for i in range(40)]
+        assert score.noised_count(8, noise, key) - score.noised_count(7, noise, key) == unit
+    draws = [score.noised_count(1000, 10.0, seeded_key(i)) for i in range(40)]
     errors = np.array(draws) / score.unit_of(10.0) - 1000
     assert 6 < errors.std() < 14 and abs(errors.mean()) < 7
     assert len(set(draws)) == len(draws)

@@ -107,7 +107,7 @@ def test_weighted_past_noise_is_exact_in_whole_numbers():
     past = rng.integers(-(2**26), 2**26, size=(6, 1000))
     fresh = rng.integers(-(2**24), 2**24, size=1000)
     given = (jnp.asarray(x, jnp.int32) for x in (fresh, past))
-    ours = grid.correlated(*given, coefficients)
+    ours = grid.correlate(*given, coefficients)
     weights = [int(256 * c) for c in coefficients[1:]]
     exact = [
         int(z) - sum(k * int(n) for k, n in zip(weights, column, strict=True)) // 256
@@ -261,8 +261,8 @@ def test_no_example_is_twice_within_the_bands_and_each_has_probability_q():
     members = np.zeros((200, 600), bool)
     for step in range(1, 201):
         members[step - 1, mechanism.draw(11, step)] = True
-    assert checks.separated(members, 5)
-    assert not checks.separated(members, 6)  # control: five steps later it may be there again
+    assert checks.are_separated(members, 5)
+    assert not checks.are_separated(members, 6)  # control: five steps later it may be there again
     sizes = members.sum(axis=1)
     assert abs(sizes.mean() - 60) < 2
     assert sizes.max() <= mechanism.capacity(1e-9)
@@ -273,7 +273,7 @@ def test_no_example_is_twice_within_the_bands_and_each_has_probability_q():
     for step in range(1, 201):
         members[step - 1] = False
         members[step - 1, poisson.draw(11, step)] = True
-    assert not checks.separated(members, 5)
+    assert not checks.are_separated(members, 5)
 
 
 def members_of(draw, num_steps=120, num_examples=300):

@@ -10,7 +10,7 @@ import pytest
 
 from bam import models
 from bam.models.layers import Conv, GroupNorm, mish
-from bam.models.symmetries import ORDERS, group, invariant, tied
+from bam.models.symmetries import ORDERS, group, invariant, tied_kernel
 from tests.cases import row
 
 
@@ -57,7 +57,7 @@ def test_logits_change_with_all_but_the_symmetries_of_the_network(order, formula
 def test_one_symmetry_ties_and_averages_nothing():
     kernel = jax.random.normal(jax.random.key(0), (4, 4, 4, 5))
     for lifting in (False, True):
-        np.testing.assert_array_equal(tied(kernel, 1, lifting), kernel)
+        np.testing.assert_array_equal(tied_kernel(kernel, 1, lifting), kernel)
     np.testing.assert_array_equal(invariant(kernel, 1), kernel)
 
 

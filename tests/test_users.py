@@ -459,7 +459,7 @@ def test_ids_beyond_64_bits_stay_different(kind, tmp_path):
     ids = parquet.read_ids(tmp_path, "who")
     rows = [np.flatnonzero(ids == x).tolist() for x in ids]
     assert rows == [[0, 2], [1, 3]] * 2 + [[4, 6], [5, 7]] * 2
-    assert user_ids.numbered(ids).max() == 3  # none became a number for a missing value
+    assert user_ids.number_users(ids).max() == 3  # none became a number for a missing value
     small = [5, -5, 2**63 - 1, -(2**63) + 1]
     (tmp_path / "own").mkdir()
     write = lambda x: pq.write_table(pa.table({"who": x}), tmp_path / "own" / "train.parquet")  # noqa: E731
@@ -609,7 +609,7 @@ def in_parquet(folder, value):
 def in_a_loop(folder, value):
     """The name of a row's user in `PrivateTraining(groups=)`: that of another row, if equal."""
     name = canonical(value)
-    first, second = Population(2, 2, num_examples_given=True).numbered([value, name])
+    first, second = Population(2, 2, num_examples_given=True).number_users([value, name])
     return name if first == second else f"not {name}"
 
 
@@ -690,7 +690,7 @@ def test_different_ids_stay_different(door, tmp_path):  # the control
         pq.write_table(pa.table({"who": DIFFERENT}), tmp_path / "train.parquet")
         ids = parquet.read_ids(tmp_path, "who").tolist()
     elif door == "loop":
-        ids = Population(num, 2).numbered(DIFFERENT).tolist()
+        ids = Population(num, 2).number_users(DIFFERENT).tolist()
     else:
         np.save(tmp_path / "ids.npy", np.array(DIFFERENT))
         split = datasets.Split(np.zeros((num, 4, 4, 1), np.uint8), np.zeros(num, np.int32))
@@ -704,7 +704,7 @@ def test_long_ids_that_were_floats_are_refused_and_as_texts_or_integers_are_all_
     assert len(set(map(float, persons))) == 11  # what a float makes of twenty persons
     for groups in (list(map(float, persons)), np.array(persons, float)):
         with pytest.raises(ValueError, match=r"row 0 \(from 0\): id .* float of at least 2\^53"):
-            Population(11, 2).numbered(groups)
+            Population(11, 2).number_users(groups)
         pq.write_table(pa.table({"who": groups}), tmp_path / "train.parquet")
         with pytest.raises(ValueError, match=r"train\.parquet: row 0: .*float .*dtype=str"):
             parquet.read_ids(tmp_path, "who")
@@ -714,7 +714,7 @@ def test_long_ids_that_were_floats_are_refused_and_as_texts_or_integers_are_all_
         np.array(persons),
         np.array(persons).astype(str),
     ):
-        assert Population(20, 2).numbered(groups).tolist() == list(range(20))
+        assert Population(20, 2).number_users(groups).tolist() == list(range(20))
         pq.write_table(pa.table({"who": groups}), tmp_path / "train.parquet")
         assert len(set(parquet.read_ids(tmp_path, "who").tolist())) == 20
 
@@ -726,7 +726,7 @@ def test_long_ids_that_were_floats_are_refused_and_as_texts_or_integers_are_all_
 )
 def test_text_that_is_damaged_is_no_id(wrong):
     """Escaped or cut at a NUL, it could be the id of another."""
-    numbered = Population(2, 2, num_examples_given=True).numbered
+    numbered = Population(2, 2, num_examples_given=True).number_users
     with pytest.raises(errors.InputError, match=r"row 1 \(from 0\)") as error:
         numbered(["x", wrong])
     assert "\n" not in str(error.value)
@@ -746,7 +746,7 @@ class Nullable:
 
 @pytest.mark.parametrize("kind", [list, tuple, collections.deque, collections.UserList])
 def test_ids_of_a_sequence_are_read_one_by_one(kind):
-    numbered = user_ids.numbered
+    numbered = user_ids.number_users
     ids = [LONG, LONG - 1, 1.0]  # an array of them is one of floats, in which two are equal
     assert numbered(kind(ids)).tolist() == numbered(Nullable(*ids)).tolist() == [2, 1, 0]
     with pytest.raises(ValueError, match=r"row 1 .* its id is None"):
@@ -760,7 +760,7 @@ def test_ids_of_a_sequence_are_read_one_by_one(kind):
 
 
 def test_the_order_of_clean_ids_is_that_of_numbers_or_of_texts():
-    numbered = Population(4, 2, num_examples_given=True).numbered
+    numbered = Population(4, 2, num_examples_given=True).number_users
     for ids in ([10, 9, 100, -3], np.array([10, 9, 100, -3]), ["10", "9", "100", "-3"]):
         assert numbered(ids).tolist() == [2, 1, 3, 0]
     assert numbered(["b", "a", "B", "é"]).tolist() == [2, 1, 0, 3]
@@ -769,11 +769,11 @@ def test_the_order_of_clean_ids_is_that_of_numbers_or_of_texts():
 
 def test_a_users_place_among_the_others_depends_on_nobody():
     ids = ["10", "9", "x", "100", "a", "0012"]
-    whole = Population(6, 2).numbered(ids)
+    whole = Population(6, 2).number_users(ids)
     for left_out in range(6):
         rest = [x for k, x in enumerate(ids) if k != left_out]
         order = np.argsort(np.argsort(np.delete(whole, left_out)))
-        assert Population(5, 2).numbered(rest).tolist() == order.tolist()
+        assert Population(5, 2).number_users(rest).tolist() == order.tolist()
 
 
 def test_ids_in_two_columns_are_not_joined_into_anothers(tmp_path):
@@ -858,13 +858,13 @@ NOBODY = [
 def test_rows_without_an_id_are_no_user_and_refused_by_name(ids):
     rows_of_three = Population(3, 2)
     with pytest.raises(ValueError, match=r"row 2 \(from 0\) has no user: its id is ") as error:
-        rows_of_three.numbered(ids)
+        rows_of_three.number_users(ids)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("ids", [["a", "b", "Nat1"], [1, 0, -2], ["no", "x", "n a"]], ids=repr)
 def test_ids_that_only_look_odd_are_users(ids):  # the control
-    assert sorted(Population(3, 2).numbered(ids).tolist()) == [0, 1, 2]
+    assert sorted(Population(3, 2).number_users(ids).tolist()) == [0, 1, 2]
 
 
 def test_a_data_set_with_a_row_of_nobody_is_refused(tmp_path):

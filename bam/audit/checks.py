@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy import stats
 
-from bam.core.sampling import separated
+from bam.core.sampling import are_separated
 from bam.privacy.plan import PrivacyPlan
 
 LEVEL = 1e-6
@@ -98,7 +98,7 @@ def banded_p_values(
     members = np.concatenate(turns)
     p_values = batch_p_values(members, prob) if prob < 1 else {"all examples": float(members.all())}
     return p_values | {
-        "separation": float(all(separated(run, bands) for run in runs)),
+        "separation": float(all(are_separated(run, bands) for run in runs)),
         "parts": _smallest(parts_p_values or [1.0]),
     }
 

@@ -136,7 +136,7 @@ def leave(status: int) -> NoReturn:
 def _put_back() -> Iterator[None]:
     """Prints warnings in one line each, and at the end undoes what a command changed."""
     formatwarning, environ = warnings.formatwarning, dict(os.environ)
-    modules = named_configs.imported()
+    modules = named_configs.config_modules()
     # JAX logs each absent kind of accelerator, which says nothing new to a user.
     logger = logging.getLogger("jax._src.xla_bridge")
     level = logger.level

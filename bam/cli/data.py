@@ -21,7 +21,7 @@ from bam.data.sources import parquet
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.images import importing, leaks, listing, packed, persons, pixels, rows
-from bam.privacy.user_ids import checked_id
+from bam.privacy.user_ids import read_id
 from bam.text import have, plural
 
 VERBS = ("import", "show")
@@ -306,7 +306,7 @@ def _with_patients(
                 raise
             left_out[example.file] = str(error)
             continue
-        user = checked_id(written, str(folder / example.file))
+        user = read_id(written, str(folder / example.file))
         if issuer and (other := issuers.setdefault(user, issuer)) != issuer:
             raise DataError(
                 f"{folder / example.file}: PatientID {written!r} has the issuer {issuer!r} here "

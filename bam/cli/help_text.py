@@ -50,7 +50,7 @@ def of(name: str) -> str:
     lines += _flag_lines((*command.flags, options.DEBUG))
     if any(flag.name == "config" for flag in command.flags):
         lines += ["", "configs for --config, beside Python files of your own:"]
-        lines += _wrap(", ".join(sorted(named_configs.shipped())), "  ")
+        lines += _wrap(", ".join(sorted(named_configs.shipped_configs())), "  ")
         if name == "train":
             lines += ["", "keys for --config.KEY=VALUE, with their defaults:"]
             for key in KEYS:

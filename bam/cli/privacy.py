@@ -15,7 +15,7 @@ from bam.cli import command, screen
 from bam.errors import InputError
 from bam.files import JsonObject
 from bam.privacy import accounting, pld, tradeoff
-from bam.privacy.rounding import rounded_down, rounded_up
+from bam.privacy.rounding import round_down, round_up
 
 NAMES = {
     "pld": "PLD (tight)",
@@ -31,15 +31,15 @@ TRADEOFFS = {
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05, 0.1)
 SPENT: tables.Columns = {
     "step": lambda row: str(row["step"]),
-    "PLD": lambda row: rounded_up(row["pld"], ".4f"),
-    "RDP": lambda row: rounded_up(row["rdp"], ".4f"),
-    "GDP (asymptotic)": lambda row: rounded_up(row["gdp"], ".4f"),
+    "PLD": lambda row: round_up(row["pld"], ".4f"),
+    "RDP": lambda row: round_up(row["rdp"], ".4f"),
+    "GDP (asymptotic)": lambda row: round_up(row["gdp"], ".4f"),
 }
 RATES: tables.Columns = {
     "false positives": lambda row: f"{row['false_positive_rate']:.1%}",
-    "composed (PLD)": lambda row: f"{rounded_up(100 * row['composed'], '.1f')}%",
-    "(ε, δ) alone": lambda row: f"{rounded_up(100 * row['epsilon_delta'], '.1f')}%",
-    "μ-GDP (asymptotic)": lambda row: f"{rounded_up(100 * row['gdp'], '.1f')}%",
+    "composed (PLD)": lambda row: f"{round_up(100 * row['composed'], '.1f')}%",
+    "(ε, δ) alone": lambda row: f"{round_up(100 * row['epsilon_delta'], '.1f')}%",
+    "μ-GDP (asymptotic)": lambda row: f"{round_up(100 * row['gdp'], '.1f')}%",
 }
 NUM_POINTS = 10  # steps at which ε is computed
 
@@ -80,13 +80,13 @@ def account(flags: FlagValues) -> None:
     if flags.plot:
         draw(analysis, Path(flags.plot))
     screen.show(
-        f"σ = {rounded_down(sigma, '.5g')}, q = {rounded_up(sampling_prob, 'g')}, T = {num_steps}, "
-        f"δ = {rounded_up(analysis['delta'], 'g')}, neighbours: zero-out of one example\n"
+        f"σ = {round_down(sigma, '.5g')}, q = {round_up(sampling_prob, 'g')}, T = {num_steps}, "
+        f"δ = {round_up(analysis['delta'], 'g')}, neighbours: zero-out of one example\n"
     )
     for name in accounting.ACCOUNTANTS:
-        screen.say(f"ε = {rounded_up(analysis['epsilon'][name], '8.4f')}   {NAMES[name]}")
+        screen.say(f"ε = {round_up(analysis['epsilon'][name], '8.4f')}   {NAMES[name]}")
     screen.say(
-        f"μ = {rounded_up(analysis['mu_bound'], '8.4f')}   Gaussian DP, but for δ (PLD, from above)"
+        f"μ = {round_up(analysis['mu_bound'], '8.4f')}   Gaussian DP, but for δ (PLD, from above)"
     )
     screen.say(
         f"μ = {analysis['mu']:8.4f}   by the central limit theorem (asymptotic, NOT a guarantee)",
@@ -137,7 +137,7 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
     neighbours = ADJACENCIES[plans[0].adjacency][1].format(unit=plans[0].unit)
     screen.show(f"Runs on the same data: {len(plans)}, neighbours: {neighbours}\n")
     for row in (*rows, together, total):
-        epsilon, its_delta = rounded_up(row["epsilon"], "8.4f"), rounded_up(row["delta"], "g")
+        epsilon, its_delta = round_up(row["epsilon"], "8.4f"), round_up(row["delta"], "g")
         screen.say(f"ε = {epsilon}   δ = {its_delta}   {row['plan']}")
     screen.say(
         "",
@@ -207,9 +207,9 @@ def draw(analysis: JsonObject, path: Path) -> None:
         for name, (label, method) in looks.items()
     ]
     title = (
-        f"σ = {rounded_down(analysis['noise_multiplier'], '.4g')}, "
-        f"q = {rounded_up(analysis['sampling_prob'], 'g')}, "
-        f"T = {analysis['num_steps']}, δ = {rounded_up(analysis['delta'], 'g')}"
+        f"σ = {round_down(analysis['noise_multiplier'], '.4g')}, "
+        f"q = {round_up(analysis['sampling_prob'], 'g')}, "
+        f"T = {analysis['num_steps']}, δ = {round_up(analysis['delta'], 'g')}"
     )
     charts = [
         Panel("type II error against type I error", "type I (false positives)", lines),

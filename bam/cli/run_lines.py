@@ -7,7 +7,7 @@ import jax
 from bam.data import datasets, users
 from bam.extras import needs
 from bam.models.vision_transformer import PATCH
-from bam.privacy.rounding import rounded_up
+from bam.privacy.rounding import round_up
 from bam.text import short_list
 from bam.training import devices, loop, parts, rundir, schedules
 
@@ -44,7 +44,7 @@ def describe_plan(trainer: loop.Trainer) -> str:
     clip = "clip norm" if name == "l2" else f"clip {name} of norm"
     clip += f" {trainer.clip_norm:.4g}"
     if trainer.sensitivity != trainer.clip_norm:
-        clip += f", sensitivity {rounded_up(trainer.sensitivity, '.4g')}"
+        clip += f", sensitivity {round_up(trainer.sensitivity, '.4g')}"
     plan = trainer.plan.describe(clip)
     return f"{plan}\nlearning rate: {words}" if words else plan
 
@@ -127,7 +127,7 @@ def _num_averaged(figures: dict) -> str:
 def describe_row(row: dict) -> str:
     """One line of progress."""
     spent = (
-        "not private" if row["epsilon"] is None else f"epsilon {rounded_up(row['epsilon'], '.3f')}"
+        "not private" if row["epsilon"] is None else f"epsilon {round_up(row['epsilon'], '.3f')}"
     )
     parts = [f"step {row['step']:>6}", spent]
     parts += test_figures(row)

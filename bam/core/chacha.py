@@ -108,15 +108,15 @@ def _round(i: Array | int, rows: PyTree) -> PyTree:
 
 def _quarter_round(a: Words, b: Words, c: Words, d: Words) -> tuple[Words, Words, Words, Words]:
     a = a + b
-    d = _rotated(d ^ a, 16)
+    d = _rotate(d ^ a, 16)
     c = c + d
-    b = _rotated(b ^ c, 12)
+    b = _rotate(b ^ c, 12)
     a = a + b
-    d = _rotated(d ^ a, 8)
+    d = _rotate(d ^ a, 8)
     c = c + d
-    b = _rotated(b ^ c, 7)
+    b = _rotate(b ^ c, 7)
     return a, b, c, d
 
 
-def _rotated(x: Words, bits: int) -> Words:
+def _rotate(x: Words, bits: int) -> Words:
     return (x << bits) | (x >> (32 - bits))

@@ -156,7 +156,7 @@ class ClipByL2Norm(_Proved):
 
     def __post_init__(self) -> None:
         """Reads C."""
-        vars(self)["clip_norm"] = _checked("clip_norm", self.clip_norm)
+        vars(self)["clip_norm"] = _read_bound("clip_norm", self.clip_norm)
 
     @property
     def sensitivity(self) -> Number:
@@ -182,7 +182,7 @@ class ClipByL2NormWithSlots(_Pair):
 
     def __post_init__(self) -> None:
         """Reads C and the number of slots."""
-        bound = _checked("clip_norm", self.clip_norm)
+        bound = _read_bound("clip_norm", self.clip_norm)
         if scalars.is_known(bound) and math.isinf(bound):
             raise InputError("slack needs a finite clip_norm, got inf: there is no room below it")
         vars(self).update(clip_norm=bound, num_slots=slots.check(self.num_slots))
@@ -246,7 +246,8 @@ class Normalize(_Proved):
 
     def __post_init__(self) -> None:
         """Reads C and γ."""
-        bound, floor = _checked("clip_norm", self.clip_norm), scalars.argument("gamma", self.gamma)
+        bound = _read_bound("clip_norm", self.clip_norm)
+        floor = scalars.argument("gamma", self.gamma)
         if scalars.is_known(bound) and math.isinf(bound):
             raise InputError("clip_norm must be finite for normalize, got inf")
         if scalars.is_known(floor) and not _is_floor(floor):
@@ -306,7 +307,7 @@ class ClipPerLayer(_Proved):
 
     def __post_init__(self) -> None:
         """Reads the bounds."""
-        vars(self)["bounds"] = tuple(_checked("clip_norm", x) for x in self.bounds)
+        vars(self)["bounds"] = tuple(_read_bound("clip_norm", x) for x in self.bounds)
 
     @property
     def sensitivity(self) -> Number:
@@ -408,7 +409,7 @@ class BoundedTransformation(_Pair):
         """Reads the bound, once."""
         functions = {"init": self.init, "update": self.update, "finish": self.finish}
         vars(self).update({k: fn and program.as_partial(fn) for k, fn in functions.items()})
-        bound = _checked("sensitivity", self.sensitivity)
+        bound = _read_bound("sensitivity", self.sensitivity)
         vars(self).update(sensitivity=_nan_unless(_is_bound(bound), bound))
 
 
@@ -547,7 +548,7 @@ def _nan_unless(in_range: Any, value: Number) -> Number:
     return jnp.where(in_range, value, jnp.nan)
 
 
-def _checked(name: str, value: Any) -> Number:
+def _read_bound(name: str, value: Any) -> Number:
     """Reads a bound.
 
     InputError if it is out of range.

@@ -27,9 +27,9 @@ from jaxtyping import Array, Bool, Float, Int32, PyTree
 from bam.core import grid, places, pytree, scalars
 from bam.core.chacha import check_step
 from bam.core.clipping import Bound, Bounded, Transform, as_declared, bound_of, is_within
-from bam.core.example_loss import checked
+from bam.core.example_loss import guard_loss
 from bam.core.gaussian import GaussianNoise
-from bam.core.program import as_partial, compiled_once
+from bam.core.program import as_partial, compile_once
 from bam.core.pytree import Grads, Params
 from bam.core.tracing import check_keys, with_noise_of_its_own
 from bam.errors import InputError
@@ -126,7 +126,7 @@ def clipped_sum(
         size = min(microbatch_size, num_rows)
         most_rows, _ = grid.rows_per_sum(clip.sensitivity, noise.std, num_rows)
         microbatch_size = grid.fitting_size(size, most_rows)
-    total = compiled_once(
+    total = compile_once(
         _clipped_sum, as_partial(grad_fn), clip, microbatch_size=microbatch_size, mesh=mesh
     )
     return total(params, batch, mask, noise, clip_state)
@@ -185,7 +185,7 @@ def plain_sum(
     like `params`, float32 or wider.
     """
     microbatch_size = scalars.count("microbatch_size", microbatch_size)
-    total = compiled_once(
+    total = compile_once(
         _plain_sum, as_partial(loss_fn), microbatch_size=microbatch_size, mesh=mesh
     )
     return total(params, batch, mask)
@@ -200,10 +200,10 @@ def _plain_sum(
     microbatch_size: int,
     mesh: jax.sharding.Mesh | None,
 ) -> Grads:
-    batch_size, size, mask = _checked(batch, mask, microbatch_size, mesh)
+    batch_size, size, mask = _check_batch(batch, mask, microbatch_size, mesh)
 
     def microbatch_grad(params: Params, microbatch: PyTree) -> tuple[Grads, Float[Array, ""]]:
-        total_loss = functools.partial(pytree.sum_of_real, checked(loss_fn))
+        total_loss = functools.partial(pytree.sum_of_real, guard_loss(loss_fn))
         return jax.grad(total_loss)(params, *microbatch), jnp.zeros(())
 
     microbatches: PyTree = jax.tree.map(
@@ -244,7 +244,7 @@ def per_example_sum(
 
     Returns the sum, float32 or wider, and the norms `[B]`, 0 in masked rows.
     """
-    num_rows, size, mask = _checked(batch, mask, microbatch_size, mesh)
+    num_rows, size, mask = _check_batch(batch, mask, microbatch_size, mesh)
     value_fn = jax.jit(value_fn, inline=True)  # so that it is traced once, for shapes and sum
     most_rows: int | Array | None = None
     is_valid: bool | Array = True
@@ -307,7 +307,7 @@ def _as_floats(
 
     def to_floats(total: grid.Total) -> PyTree:
         widest = pytree.common_dtype(*jax.tree.leaves(like))
-        floats = grid.to_float(grid.carried(total), noise.spacing, widest)
+        floats = grid.to_float(grid.carry(total), noise.spacing, widest)
         return pytree.from_vector(floats, like)
 
     def to_nan(_: grid.Total) -> PyTree:
@@ -429,7 +429,7 @@ def _sum_microbatches(
         begin = part * per_carry
         end = jnp.minimum(begin + per_carry, num_microbatches)
         some, norms = loop(begin, end, add_microbatch, (zeros, norms))
-        return grid.carried(total._replace(low=total.low + pytree.as_vector(some))), norms
+        return grid.carry(total._replace(low=total.low + pytree.as_vector(some))), norms
 
     zero = jnp.zeros(pytree.num_params(zeros), jnp.int32)
     num_parts = jax.lax.div(num_microbatches + per_carry - 1, per_carry)
@@ -479,7 +479,7 @@ def _add_microbatch(
     if bound.is_proved or unbounded:
         return from_memory(lambda values, carry: add(summands(values), carry), values, carry)
     # The measured numbers are the added ones, because both are read from memory.
-    measure = by_row(functools.partial(_measured, bound, spacing))
+    measure = by_row(functools.partial(_measure, bound, spacing))
     zeros = optax.tree.zeros_like(jax.eval_shape(summands, values))
     terms = from_memory(lambda values, _: summands(values), values, zeros)
     return from_memory(lambda terms, carry: add(measure(params, *terms), carry), terms, carry)
@@ -492,7 +492,7 @@ def _summand(
     terms, norm = value if bound is None else bound.bounded_grad(params, value)
     terms = jax.tree.map(pytree.at_least_float32, terms)
     if spacing is not None and bound is not None:
-        # An entry beyond 2 S, or NaN, becomes 2 S: that fits an integer, and `_measured` drops the
+        # An entry beyond 2 S, or NaN, becomes 2 S: that fits an integer, and `_measure` drops the
         # example.
         beyond = 2 * bound.sensitivity
         if not bound.is_proved:
@@ -501,7 +501,7 @@ def _summand(
     return terms, norm
 
 
-def _measured(
+def _measure(
     bound: Bound, spacing: Any, _: Params, terms: PyTree, norm: Float[Array, ""]
 ) -> tuple[PyTree, Float[Array, ""]]:
     """Returns the summand, and the gradient's norm before clipping.
@@ -523,7 +523,7 @@ def pad_rows(tree_of_rows: PyTree, num_rows: int) -> PyTree:
     )
 
 
-def _checked(
+def _check_batch(
     batch: PyTree, mask: Array | None, microbatch_size: int, mesh: jax.sharding.Mesh | None
 ) -> tuple[int, int, Array]:
     """The number of rows, rows per microbatch, and the mask as an array."""

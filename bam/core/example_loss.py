@@ -12,7 +12,7 @@ from bam.core import pytree
 from bam.errors import InputError
 
 
-def checked(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+def guard_loss(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a loss `(params, example) -> number` that names its mistakes.
 
     The result is an InputError unless it is one real number. An exception of the loss gets a note

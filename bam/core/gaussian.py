@@ -140,14 +140,14 @@ def gaussian(
             numbers = row[:, None] * np.uint32(num_blocks) + counts
             return blocks(key, numbers.ravel(), (step, stream, 0)).reshape(shape)
 
-        def chosen(planes: Array) -> tuple[Choice, Choice]:
+        def choose(planes: Array) -> tuple[Choice, Choice]:
             coarse, fine, both = planes[:PLANES]
             return choose_slots(coarse, both >> 17), choose_slots(fine, both & (2**15 - 1))
 
         def is_tied(planes: Array) -> Bool[Array, ""]:
             a, b = (
                 _entry(t.first, c.slot) == c.first
-                for t, c in zip(tables, chosen(planes), strict=True)
+                for t, c in zip(tables, choose(planes), strict=True)
             )
             return jnp.any(a | b)
 
@@ -170,7 +170,7 @@ def gaussian(
             ties = tuple(planes[PLANES:]) if with_ties else ()
             a, b = (
                 look_up(t, c, rest)
-                for t, c, rest in zip(tables, chosen(planes), (ties[:2], ties[2:]), strict=True)
+                for t, c, rest in zip(tables, choose(planes), (ties[:2], ties[2:]), strict=True)
             )
             return COARSE * a + b
 

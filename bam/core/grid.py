@@ -37,7 +37,7 @@ class Total(NamedTuple):
     """An integer sum, high · 2^16 + low, because 32 bits are too few."""
 
     high: Int32[Array, "..."]
-    low: Int32[Array, "..."]  # from 0 to 2^16 - 1 after `carried`
+    low: Int32[Array, "..."]  # from 0 to 2^16 - 1 after `carry`
 
 
 def cut(x: Float[Array, "..."], spacing: Number) -> Int32[Array, "..."]:
@@ -48,17 +48,17 @@ def cut(x: Float[Array, "..."], spacing: Number) -> Int32[Array, "..."]:
 
     InputError where x is differentiated: the derivative of integers would be 0 without a word.
     """
-    x = tracing.never_differentiated(x)
+    x = tracing.refuse_derivative(x)
     return (x * (1 / spacing)).astype(jnp.int32)
 
 
-def carried(total: Total) -> Total:
+def carry(total: Total) -> Total:
     """The same total in its unique form, with a low part from 0 to 2^16 - 1."""
     return Total(total.high + (total.low >> LIMB_BITS), total.low & LIMB_MASK)
 
 
 def to_float(total: Total, spacing: Number, dtype: np.dtype) -> Float[Array, "..."]:
-    """A total in float32 or float64. Equal totals give equal floats if both are `carried`."""
+    """A total in float32 or float64. Equal totals give equal floats if both are from `carry`."""
     # Both parts and their sum are rounded in the same way for equal totals.
     multiple = total.high.astype(dtype) * (2**LIMB_BITS) + total.low.astype(dtype)
     return multiple * jnp.asarray(spacing, dtype)
@@ -115,7 +115,7 @@ def add_share(noise: GaussianNoise, total: Total, device: Array | int, num_devic
     """Adds one device's share of the noise to the device's sum, `[entries]`.
 
     The shares of all devices make up the noise of the whole sum: entry i gets draw number i. The
-    result is not `carried`.
+    result is not from `carry`.
     """
     num_entries = total.low.size
     draws = noise.draws_of_device(num_entries, device, num_devices)
@@ -128,7 +128,7 @@ def add_share(noise: GaussianNoise, total: Total, device: Array | int, num_devic
     return Total(total.high + (draws >> LIMB_BITS), total.low + (draws & LIMB_MASK))
 
 
-def correlated(
+def correlate(
     fresh: Int32[Array, " n"], past: Int32[Array, "past n"], strategy: Sequence[float]
 ) -> Int32[Array, " n"]:
     r"""Returns $n_t = z_t - \lfloor \sum_{j \ge 1} c_j n_{t-j} \rfloor$, exactly.

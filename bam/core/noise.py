@@ -114,7 +114,7 @@ def advance_noise(
     noise_multiplier = scalars.argument("noise_multiplier", noise_multiplier)
     sensitivity, strategy = scalars.argument("sensitivity", sensitivity), as_numbers(strategy)
     # All runs scale their noise by this function.
-    std = scaled(noise_multiplier, sensitivity)
+    std = noise_std(noise_multiplier, sensitivity)
     if not scalars.is_known(noise_multiplier):
         std = jnp.where(noise_multiplier >= LEAST_NOISE_MULTIPLIER, std, jnp.nan)
     is_noiseless = scalars.is_known(std) and std == 0
@@ -128,7 +128,7 @@ def advance_noise(
     std = _number(_float32(std) * (np.float32(1) / (np.float32(1) - _float32(share))))
     fresh = GaussianNoise(state.key, std, state.step)
     independent = fresh.draws_of_device(num_entries)[:num_entries]
-    correlated = grid.correlated(independent, state.past, strategy)
+    correlated = grid.correlate(independent, state.past, strategy)
     past = jnp.concatenate([correlated[None], state.past[:-1]])
     state = state._replace(step=state.step + 1, past=past)
     return dataclasses.replace(fresh, correlated=correlated), state
@@ -157,7 +157,7 @@ def rounding_share(noise_multiplier: Number, strategy: Sequence[float], num_entr
     return _number(share)
 
 
-def scaled(noise_multiplier: Number, sensitivity: Number) -> Number:
+def noise_std(noise_multiplier: Number, sensitivity: Number) -> Number:
     """σ·S (1 + 1e-5) in 32-bit floats, the same bits on the host and in a traced program."""
     with np.errstate(over="ignore"):
         std = _float32(noise_multiplier) * _float32(sensitivity) * np.float32(ROUNDING)
@@ -168,7 +168,7 @@ def fitting_size(
     microbatch_size: int, noise_multiplier: Number, sensitivity: Number, num_rows: int
 ) -> int:
     """The microbatch size as asked, or a smaller one if 32 bits cannot hold the sum."""
-    std = scaled(noise_multiplier, sensitivity)
+    std = noise_std(noise_multiplier, sensitivity)
     return grid.fitting_size(microbatch_size, grid.rows_per_sum(sensitivity, std, num_rows)[0])
 
 

@@ -38,7 +38,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from bam.core import program, pytree, scalars
-from bam.core.example_loss import checked
+from bam.core.example_loss import guard_loss
 from bam.core.own_weights import at_own_weights
 from bam.core.program import STATIC
 from bam.core.pytree import Grads, Params
@@ -137,7 +137,7 @@ def mean_loss(loss_fn: LossFn) -> LossFn:
 
     def loss(params: Params, user: User) -> Float[Array, ""]:
         rows, is_real = user
-        total = pytree.sum_of_real(checked(loss_fn), params, rows, is_real)
+        total = pytree.sum_of_real(guard_loss(loss_fn), params, rows, is_real)
         return total / jnp.maximum(1, jnp.sum(is_real)).astype(total.dtype)
 
     return loss
@@ -178,7 +178,7 @@ class DPSGD(_OfLoss):
 
     def grad(self, params: Params, example: PyTree) -> Grads:
         """Returns g_i."""
-        return jax.grad(checked(self.loss_fn))(params, example)
+        return jax.grad(guard_loss(self.loss_fn))(params, example)
 
 
 def dp_sat(loss_fn: LossFn, radius: Number) -> Method:
@@ -294,7 +294,7 @@ class BAMSAM(_OfLoss):
         if self.mix is None:
             return ahead
         if here is None:
-            here = jax.grad(checked(self.loss_fn))(params, example)
+            here = jax.grad(guard_loss(self.loss_fn))(params, example)
         in_range = (self.mix >= 0) & (self.mix <= 1)  # a traced number was not checked before
         mix = jnp.where(in_range, self.mix, jnp.nan)
         return jax.tree.map(
@@ -303,7 +303,7 @@ class BAMSAM(_OfLoss):
 
     def _here_and_ahead(self, params: Params, example: PyTree) -> tuple[Grads | None, Grads]:
         """Returns G(0), or None if only a part of it was computed, and G(r)."""
-        gradient = jax.grad(checked(self.loss_fn))
+        gradient = jax.grad(guard_loss(self.loss_fn))
         # The whole gradient gives both G(0) and the direction.
         if self.ascent_views == 0 and self.ascent_mask is None:
             here = gradient(params, example)
@@ -311,7 +311,7 @@ class BAMSAM(_OfLoss):
             return here, at_own_weights(gradient)(shifted, example)
         chosen, put_back = _choose(params, self.ascent_mask)
         few_views = _first_views(example, self.ascent_views)
-        uphill = jax.grad(lambda c: checked(self.loss_fn)(put_back(c), few_views))(chosen)
+        uphill = jax.grad(lambda c: guard_loss(self.loss_fn)(put_back(c), few_views))(chosen)
         shifted = put_back(pytree.shift(chosen, self.radius, pytree.unit(uphill)))
         # With a mask, most layers keep weights that are shared by the batch.
         ahead = at_own_weights(gradient) if self.ascent_mask is None else gradient
@@ -368,7 +368,7 @@ class BAMExact(_OfLoss):
 
     def grad(self, params: Params, example: PyTree) -> Grads:
         """Returns G(0) + λ G'(0)."""
-        gradient, mask = jax.grad(checked(self.loss_fn)), self.ascent_mask
+        gradient, mask = jax.grad(guard_loss(self.loss_fn)), self.ascent_mask
         gradient_along = at_own_weights(gradient) if mask is None else gradient
         chosen, put_back = _choose(params, mask)
         few_views = _first_views(example, self.ascent_views)

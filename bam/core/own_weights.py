@@ -21,11 +21,11 @@ def at_own_weights(fn: Traced) -> Traced:
     """The same function, traced with `own_weights` set."""
 
     @functools.wraps(fn)
-    def traced(*args: Any) -> PyTree:
+    def trace(*args: Any) -> PyTree:
         token = own_weights.set(True)
         try:
             return fn(*args)
         finally:
             own_weights.reset(token)
 
-    return cast(Traced, traced)
+    return cast(Traced, trace)

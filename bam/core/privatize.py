@@ -16,13 +16,13 @@ from bam.core import forks, pytree, scalars
 from bam.core.clipping import Transform, as_declared, sensitivity_of
 from bam.core.noise import check_noise, check_rounding, fitting_size, init_noise, keyless
 from bam.core.private_mean import NoisedMean, PrivatizeState, private_mean
-from bam.core.program import as_partial, compiled_once
+from bam.core.program import as_partial, compile_once
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 from bam.core.seeds import check_key, digest, is_secret, remember
 from bam.core.strategy import INDEPENDENT
 from bam.core.strategy import check as check_strategy
-from bam.core.tracing import being_traced, check_keys
+from bam.core.tracing import check_keys, is_tracing
 from bam.errors import InputError
 
 NO_MULTI_STEPS = (
@@ -111,7 +111,7 @@ def privatize(
         if pytree.is_placeholder(params):
             return PrivatizeState(clip.init(params), keyless(noised_mean.strategy))
         forks.check_not_forked(process, "this private transform")
-        if being_traced() and not isinstance(key, jax.core.Tracer):
+        if is_tracing() and not isinstance(key, jax.core.Tracer):
             raise RuntimeError(
                 "init a private transform outside of jit and vmap: its key would be a constant of "
                 "the program, and one for all that vmap maps over. For several trainings make a "
@@ -149,7 +149,7 @@ def privatize(
         is_noised = not (scalars.is_known(sigma, sensitivity) and sigma * sensitivity == 0)
         if is_noised:
             size = fitting_size(size, sigma, sensitivity, size)
-        mean = compiled_once(
+        mean = compile_once(
             private_mean,
             as_partial(_row),
             clip,

@@ -30,7 +30,7 @@ Cls = TypeVar("Cls", bound=type)
 STATIC = {"static": True}
 
 
-def compiled_once(
+def compile_once(
     fn: Callable[..., Any], /, *parts: PyTree, donate: tuple[int, ...] = (), **structure: Hashable
 ) -> Callable[..., Any]:
     """Returns `fn(*parts, …, **structure)`, compiled once for its structure and the shapes.

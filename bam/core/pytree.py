@@ -156,11 +156,11 @@ def unit(tree: Grads) -> Grads:
 def shift(tree: Params, distance: Any, direction: Grads) -> Params:
     """Moves `tree` by `distance · direction`, leaf by leaf, keeping each leaf's dtype."""
 
-    def shifted(x: Array, v: Array) -> Array:
+    def shift_leaf(x: Array, v: Array) -> Array:
         dtype = common_dtype(x, v)
         return (x.astype(dtype) + (distance * v).astype(dtype)).astype(x.dtype)
 
-    return jax.tree.map(shifted, tree, direction)
+    return jax.tree.map(shift_leaf, tree, direction)
 
 
 def map_rows(row_fn: Callable[..., PyTree], num_rows: int) -> Callable[..., PyTree]:
@@ -229,14 +229,14 @@ def from_vector(vector: Array, like: PyTree) -> PyTree:
 
 
 @functools.lru_cache(maxsize=64)  # a program tells functions apart by identity
-def matching(pattern: str) -> Callable[[Params], PyTree]:
+def name_mask(pattern: str) -> Callable[[Params], PyTree]:
     """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
 
     The regular expression is searched for in each leaf's path, such as `"GroupNorm_0/scale"`.
     InputError if it is not a regular expression.
 
     Examples:
-      >>> matching("Norm")({"Conv_0": {"kernel": 1.0}, "GroupNorm_0": {"scale": 1.0}})
+      >>> name_mask("Norm")({"Conv_0": {"kernel": 1.0}, "GroupNorm_0": {"scale": 1.0}})
       {'Conv_0': {'kernel': False}, 'GroupNorm_0': {'scale': True}}
     """
     try:
@@ -248,12 +248,12 @@ def matching(pattern: str) -> Callable[[Params], PyTree]:
     )
 
 
-def chosen(tree: PyTree, pattern: str) -> PyTree:
+def choose(tree: PyTree, pattern: str) -> PyTree:
     """Returns the leaves whose names match a regular expression, with None for the others."""
-    return jax.tree.map(lambda x, keep: x if keep else None, tree, matching(pattern)(tree))
+    return jax.tree.map(lambda x, keep: x if keep else None, tree, name_mask(pattern)(tree))
 
 
-def merged(chosen: PyTree, others: PyTree) -> PyTree:
+def merge(chosen: PyTree, others: PyTree) -> PyTree:
     """Returns the leaves of `chosen`, and those of `others` where it has None."""
     return jax.tree.map(
         lambda x, other: other if x is None else x, chosen, others, is_leaf=lambda x: x is None

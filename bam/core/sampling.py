@@ -184,7 +184,7 @@ def cycle_parts(
     return parts
 
 
-def separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:
+def are_separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:
     """Whether no example is in two of any `num_steps` consecutive batches of a run."""
     windows = np.lib.stride_tricks.sliding_window_view(members, min(num_steps, len(members)), 0)
     return bool(np.all(windows.sum(axis=-1) <= 1))

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, UInt32
 
 from bam.core.forks import Process, this_process
-from bam.core.tracing import being_traced
+from bam.core.tracing import is_tracing
 from bam.errors import InputError
 
 SEED_BITS = 256  # of the longest seed, because a key has no more
@@ -77,7 +77,7 @@ def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
 
 
 def _check_untraced(function: str) -> None:
-    if being_traced():
+    if is_tracing():
         raise RuntimeError(
             f"{function} inside a traced function (jit, scan, vmap, grad) would be a constant of "
             "the compiled program, the same noise at every call: pass the key as an argument"

@@ -15,7 +15,7 @@ from jaxtyping import Array, PyTree
 from bam.errors import InputError
 
 
-def being_traced() -> bool:
+def is_tracing() -> bool:
     """Whether JAX is tracing, mapping or differentiating a function at the moment."""
     from jax._src import core  # nothing public tells a `vmap` from an ordinary call
 
@@ -31,7 +31,7 @@ def check_keys(key: PyTree, step: PyTree = 0) -> None:
     is not noticed.
     """
     key, *_ = jax.tree.leaves(key)
-    if not being_traced():
+    if not is_tracing():
         return
     if not isinstance(key, jax.core.Tracer):
         _refuse(
@@ -93,7 +93,7 @@ def _map_noise(
 
 
 @custom_batching.custom_vmap
-def never_mapped(tree: PyTree) -> PyTree:
+def refuse_vmap(tree: PyTree) -> PyTree:
     """Returns the tree.
 
     InputError if `vmap` maps over anything that it depends on.
@@ -101,7 +101,7 @@ def never_mapped(tree: PyTree) -> PyTree:
     return tree
 
 
-@never_mapped.def_vmap
+@refuse_vmap.def_vmap
 def _refuse_map(size: int, is_mapped: PyTree, tree: PyTree) -> NoReturn:
     raise InputError(
         "the same noise would be added more than once: vmap cannot map over a PrivateTraining, or "
@@ -110,7 +110,7 @@ def _refuse_map(size: int, is_mapped: PyTree, tree: PyTree) -> NoReturn:
 
 
 @jax.custom_jvp
-def never_differentiated(x: Array) -> Array:
+def refuse_derivative(x: Array) -> Array:
     """Returns `x`.
 
     InputError if a derivative is taken of anything that it is computed from.
@@ -118,7 +118,7 @@ def never_differentiated(x: Array) -> Array:
     return x
 
 
-@never_differentiated.defjvp
+@refuse_derivative.defjvp
 def _refuse_derivative(primals: tuple[Array], tangents: tuple[Array]) -> NoReturn:
     raise InputError(
         "a noised sum is of integers and has no derivative: put jax.lax.stop_gradient around its "

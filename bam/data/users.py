@@ -20,7 +20,7 @@ from bam.data.common import DataError, Split, check_memory, manifest
 from bam.data.datasets import Dataset
 from bam.data.stream import select
 from bam.errors import InputError
-from bam.privacy.user_ids import numbered
+from bam.privacy.user_ids import number_users
 from bam.text import have
 
 
@@ -111,7 +111,7 @@ def group_by_user(dataset: Dataset, size: int) -> Dataset:
             "used of a user"
         )
     images, labels = dataset.train
-    ids = numbered(ids)
+    ids = number_users(ids)
     num_users = len(np.unique(ids))
     if not datasets.streams(dataset):
         num_bytes = num_users * size * images[0].nbytes
@@ -158,7 +158,7 @@ def _from_npy(file: Path) -> np.ndarray:
             why = "it holds Python objects: save the ids with np.save(file, ids.astype(str))"
         raise DataError(f"{file}: not a readable .npy file: {why}") from error
     try:
-        places = numbered(ids)
+        places = number_users(ids)
     except InputError as error:
         raise DataError(f"{file}: {error}") from error
     return ids if ids.dtype.kind in "iu" else places

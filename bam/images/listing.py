@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 from bam.data.common import DataError
 from bam.errors import InputError
 from bam.images import masks, rows
-from bam.privacy.user_ids import checked_id, is_missing, user_id
+from bam.privacy.user_ids import is_missing, read_id, user_id
 from bam.text import plural, short_list
 
 SUFFIXES = (  # from .dcm on they need packages of extras
@@ -140,7 +140,7 @@ def in_class_folders(
             rows.printable(str(file.relative_to(folder))),
             above[depth] if by_folder else "",
         )
-        user = checked_id(written, str(file)) if by_folder else ""
+        user = read_id(written, str(file)) if by_folder else ""
         side = split or split_name(above[0])
         examples.append(Example(name, above[depth - 1], user, side, written=written))
     if also := _in_words(ignored):

@@ -51,8 +51,8 @@ def classification(
     predicted = outputs.argmax(axis=1)
     right, confidence = predicted == labels, np.exp(log_p.max(axis=1))
     bins = np.minimum((confidence * NUM_BINS).astype(int), NUM_BINS - 1)
-    columns = [_placed(x, labels, num_classes) for x in (np.ones(num), right, positives)]
-    columns += [_placed(confidence - right, bins, NUM_BINS), negatives[:, None]]
+    columns = [_one_per_row(x, labels, num_classes) for x in (np.ones(num), right, positives)]
+    columns += [_one_per_row(confidence - right, bins, NUM_BINS), negatives[:, None]]
     columns += [-log_p[np.arange(num), labels][:, None]]
     ends = np.cumsum([x.shape[1] for x in columns])[:-1]
     sums = np.split(_sums(sparse.hstack(columns), users), ends, axis=1)
@@ -137,7 +137,7 @@ def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
     return place
 
 
-def _placed(values: np.ndarray, columns: np.ndarray, num: int) -> sparse.csr_array:
+def _one_per_row(values: np.ndarray, columns: np.ndarray, num: int) -> sparse.csr_array:
     """A sparse array `[N, num]` with one value in each row, in the given column."""
     rows = np.arange(len(values) + 1)
     return sparse.csr_array((values.astype(np.float64), columns, rows), shape=(len(values), num))
@@ -161,7 +161,7 @@ def _by_user(users: np.ndarray) -> sparse.csr_array:
     """The array `[users, N]` that adds up the rows of each user, in the order of first images."""
     _, first, inverse = np.unique(users, return_index=True, return_inverse=True)
     place = np.argsort(np.argsort(first))[inverse]
-    return sparse.csr_array(_placed(np.ones(len(users)), place, len(first)).T)
+    return sparse.csr_array(_one_per_row(np.ones(len(users)), place, len(first)).T)
 
 
 def _entries(

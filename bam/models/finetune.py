@@ -58,7 +58,7 @@ def split(params: PyTree, trainable: str) -> tuple[PyTree, PyTree]:
     if not trainable:
         return params, {}
     leaves = traverse_util.flatten_dict(params, sep="/")
-    matching = _matching("trainable", trainable, leaves)
+    matching = _match("trainable", trainable, leaves)
     trained, frozen = (
         {name: x for name, x in leaves.items() if (name in matching) == is_trained}
         for is_trained in (True, False)
@@ -93,7 +93,7 @@ def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] =
         gives no weights, so all parameters begin at random.
       init_fresh: a regular expression; parameters whose name matches begin at random.
       like: the model's parameters, or their shapes.
-      shape: shape of the images, height and width first, for `pretrained.fitted`; () for squares.
+      shape: shape of the images, height and width first, for `pretrained.adapt`; () for squares.
 
     Raises:
       InputError: for another kind of file, missing or surplus names, other shapes or types, and
@@ -112,9 +112,9 @@ def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] =
     if not any(name.startswith(f"{lora.NAME}/") for name in arrays):  # LoRA then begins at random
         needed = {k: x for k, x in needed.items() if not k.startswith(f"{lora.NAME}/")}
     if init_fresh:
-        fresh = _matching("init_fresh", init_fresh, needed) | _matching("", init_fresh, arrays)
+        fresh = _match("init_fresh", init_fresh, needed) | _match("", init_fresh, arrays)
         needed, arrays = ({k: x for k, x in d.items() if k not in fresh} for d in (needed, arrays))
-    arrays = pretrained.fitted(arrays, needed, shape)
+    arrays = pretrained.adapt(arrays, needed, shape)
     common = sorted(needed.keys() & arrays.keys())
     kind = lambda x: f"{np.dtype(x.dtype).name}{list(x.shape)}"  # noqa: E731
     lacking, surplus = needed.keys() - arrays.keys(), arrays.keys() - needed.keys()
@@ -181,12 +181,12 @@ def file_of(weights: str) -> Path:
     return path / "weights.safetensors" if path.is_dir() else path
 
 
-def _matching(key: str, pattern: str, leaves: JsonMapping) -> set[str]:
+def _match(key: str, pattern: str, leaves: JsonMapping) -> set[str]:
     """Returns the names that match a regular expression.
 
     InputError if a config's `key` matches none.
     """
-    names = {name for name, matches in pytree.matching(pattern)(dict(leaves)).items() if matches}
+    names = {name for name, matches in pytree.name_mask(pattern)(dict(leaves)).items() if matches}
     if key and not names:
         names_of_model = _in_line(leaves, 8)
         raise InputError(f"--config.{key}={pattern} matches no parameter of {names_of_model}")

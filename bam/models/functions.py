@@ -18,7 +18,7 @@ from bam.core import pytree
 from bam.core.pytree import Params
 from bam.errors import InputError
 from bam.models import lora
-from bam.models.interpreter import interpreted
+from bam.models.interpreter import interpret
 from bam.models.layers import convolutions_as
 from bam.models.losses import Loss, cross_entropy
 
@@ -143,7 +143,7 @@ def as_functions(
             f"the network reduces inputs of shape {input_shape} to nothing: use larger images or "
             "fewer strides"
         ) from error
-    return Model(functools.partial(interpreted, init), logits, loss_of)
+    return Model(functools.partial(interpret, init), logits, loss_of)
 
 
 def _pure(network: Network) -> tuple[Init, Apply]:
@@ -228,7 +228,7 @@ def _linen(module: nn.Module) -> tuple[Init, Apply]:
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_random_numbers())
             if lora.NAME in params:
-                stack.enter_context(nn.intercept_methods(lora.added(params[lora.NAME])))
+                stack.enter_context(nn.intercept_methods(lora.add_factors(params[lora.NAME])))
             weights = {name: x for name, x in params.items() if name != lora.NAME}
             return module.apply({"params": weights}, inputs)  # type: ignore[return-value]
 

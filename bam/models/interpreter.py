@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import Literal
 from jaxtyping import Array, PyTree, UInt32
 
-from bam.core.tracing import being_traced
+from bam.core.tracing import is_tracing
 
 BLOCK = 2**16  # entries in one call of a compiled program
 GENERATOR = "threefry2x32"
@@ -37,7 +37,7 @@ class _Slot:
 _Step = tuple[Any, list[_Slot], list[_Slot]]  # equation of a jaxpr, inputs, outputs
 
 
-def interpreted(function: Callable[..., PyTree], *args: Any) -> PyTree:
+def interpret(function: Callable[..., PyTree], *args: Any) -> PyTree:
     """The value of a pure function, computed without a compiled program of this function.
 
     Operations that the result does not need are left out. If JAX is tracing, the function is called
@@ -51,15 +51,15 @@ def interpreted(function: Callable[..., PyTree], *args: Any) -> PyTree:
       The function's pytree with new arrays on the default device; no two share memory.
 
     Examples:
-      >>> interpreted(lambda key: {"w": jax.random.normal(key, (2,))}, jax.random.key(0))["w"].shape
+      >>> interpret(lambda key: {"w": jax.random.normal(key, (2,))}, jax.random.key(0))["w"].shape
       (2,)
     """
-    if being_traced():
+    if is_tracing():
         return function(*args)
     traced, like = jax.make_jaxpr(function, return_shape=True)(*args)
     steps: list[_Step] = []
     results = _flatten(traced, [_Slot(_host(x)) for x in jax.tree.leaves(args)], steps)
-    steps = _needed(steps, results)
+    steps = _needed_steps(steps, results)
     with np.errstate(all="ignore"), _on_cpu():  # unsigned integers overflow on purpose
         while steps:  # `pop` frees each value after the last step that needs it
             equation, inputs, outputs = steps.pop()
@@ -93,7 +93,7 @@ def _flatten(program: Any, inputs: list[_Slot], steps: list[_Step]) -> list[_Slo
     return [slot(x) for x in jaxpr.outvars]
 
 
-def _needed(steps: list[_Step], results: Sequence[_Slot]) -> list[_Step]:
+def _needed_steps(steps: list[_Step], results: Sequence[_Slot]) -> list[_Step]:
     """The steps that the results need, in reverse order."""
     needed, selected = {id(x) for x in results}, []
     for step in reversed(steps):
@@ -191,10 +191,10 @@ def _bits(params: dict[str, Any], key: Array) -> Any:
     if words is None or params["bit_width"] > 32 or size > 2**32:
         return NotImplemented
     blocks = [_block_of_bits(words, np.uint32(start)) for start in range(0, size, BLOCK)]
-    return _joined(blocks, params["shape"], np.dtype(np.uint32))
+    return _join(blocks, params["shape"], np.dtype(np.uint32))
 
 
-def _folded(params: dict[str, Any], key: Array, data: np.ndarray) -> Any:
+def _fold_in(params: dict[str, Any], key: Array, data: np.ndarray) -> Any:
     words = _words(key)
     if words is None or data.shape:
         return NotImplemented
@@ -217,7 +217,7 @@ def _key(words: np.ndarray) -> Array:
 # ---------------------------------------------------------------- Numbers.
 
 
-def _joined(blocks: Sequence[Any], shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+def _join(blocks: Sequence[Any], shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
     """The first entries of all blocks, in this shape."""
     flat = [np.asarray(x) for x in blocks] or [np.zeros(0, dtype)]
     return np.concatenate(flat)[: math.prod(shape)].reshape(shape)
@@ -231,7 +231,7 @@ def _in_blocks(function: Callable[[Array], Array]) -> Callable[..., np.ndarray]:
         padded = np.zeros(-(-x.size // BLOCK) * BLOCK, x.dtype)
         padded[: x.size] = x.ravel()
         blocks = [compiled(padded[i : i + BLOCK]) for i in range(0, len(padded), BLOCK)]
-        return _joined(blocks, x.shape, x.dtype)
+        return _join(blocks, x.shape, x.dtype)
 
     return row
 
@@ -241,7 +241,7 @@ def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda params, *values: function(*values)
 
 
-def _shifted(params: dict[str, Any], x: np.ndarray, by: np.ndarray) -> Any:
+def _shift_right(params: dict[str, Any], x: np.ndarray, by: np.ndarray) -> Any:
     # NumPy shifts signed integers arithmetically, and this is the logical shift.
     return NotImplemented if np.issubdtype(x.dtype, np.signedinteger) else x >> by
 
@@ -251,7 +251,7 @@ def _div(params: dict[str, Any], x: np.ndarray, y: np.ndarray) -> Any:
     return NotImplemented if is_integer else x / y
 
 
-def _converted(params: dict[str, Any], x: np.ndarray) -> Any:
+def _convert(params: dict[str, Any], x: np.ndarray) -> Any:
     to_integer = jnp.issubdtype(params["new_dtype"], jnp.integer)  # JAX saturates, NumPy wraps
     if to_integer and jnp.issubdtype(x.dtype, jnp.floating):
         return NotImplemented
@@ -271,7 +271,7 @@ def _broadcast(params: dict[str, Any], x: np.ndarray, *sizes: np.ndarray) -> np.
     return np.broadcast_to(x.reshape(expanded), shape)
 
 
-def _chosen(params: dict[str, Any], condition: np.ndarray, *cases: np.ndarray) -> Any:
+def _select(params: dict[str, Any], condition: np.ndarray, *cases: np.ndarray) -> Any:
     return np.where(condition, cases[1], cases[0]) if condition.dtype == bool else NotImplemented
 
 
@@ -291,14 +291,14 @@ ROWS: dict[str, Callable[..., Any]] = {
     **{name: _exact(function) for name, function in EXACT.items()},
     **{function.__name__: _in_blocks(function) for function in ROUNDED},
     "div": _div,
-    "shift_right_logical": _shifted,
-    "select_n": _chosen,
-    "convert_element_type": _converted,
+    "shift_right_logical": _shift_right,
+    "select_n": _select,
+    "convert_element_type": _convert,
     "bitcast_convert_type": _same_bits,
     "broadcast_in_dim": _broadcast,
     "reshape": lambda params, x: x.reshape(params["new_sizes"]),
     "squeeze": lambda params, x: np.squeeze(x, params["dimensions"]),
     "random_bits": _bits,
-    "random_fold_in": _folded,
+    "random_fold_in": _fold_in,
     "random_split": _split,
 }

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float
 from bam.core.own_weights import own_weights
 from bam.core.pytree import at_least_float32
 from bam.errors import InputError
-from bam.models.symmetries import tied
+from bam.models.symmetries import tied_kernel
 
 WEIGHT_STANDARDISATIONS = ("none", "centre", "standardise")
 FORMULATIONS = ("matmul", "xla", "tpu")
@@ -135,8 +135,8 @@ class Conv(nn.Module):
 
     `gain_and_bias` learns a gain (a factor of the weights, initially 1) and a bias (initially 0)
     for each channel; `use_bias` learns a bias only. `symmetric` is as in `conv2d`. `symmetries` is
-    the order of a group over which the kernel is tied, see `symmetries.tied`; each field then has
-    one gain and one bias.
+    the order of a group over which the kernel is tied, see `symmetries.tied_kernel`; each field
+    then has one gain and one bias.
     """
 
     features: int
@@ -162,7 +162,7 @@ class Conv(nn.Module):
         if self.gain_and_bias:
             gain = self.param("gain", nn.initializers.ones, (fields,))
         kernel = standardise_weights(kernel, self.weight_standardisation, gain)
-        kernel = tied(kernel, self.symmetries, self.lifting)
+        kernel = tied_kernel(kernel, self.symmetries, self.lifting)
         convolved = conv2d(images, kernel, self.stride, self.symmetric)
         if self.gain_and_bias or self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (fields,))

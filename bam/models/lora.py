@@ -51,7 +51,7 @@ def with_factors(params: Params, key: Array, rank: int, targets: str) -> Params:
     return traverse_util.unflatten_dict(leaves, sep="/")
 
 
-def added(factors: Params) -> Callable[..., Any]:
+def add_factors(factors: Params) -> Callable[..., Any]:
     """An interceptor for `nn.intercept_methods` that adds (x A) B to layers with factors."""
     leaves = traverse_util.flatten_dict(factors, sep="/")
 
@@ -67,7 +67,7 @@ def added(factors: Params) -> Callable[..., Any]:
     return intercept
 
 
-def folded(params: Params) -> Params:
+def fold(params: Params) -> Params:
     """Returns parameters with W + A B in place of W, A and B.
 
     Without factors they are unchanged.

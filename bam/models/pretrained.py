@@ -104,7 +104,7 @@ def tensors(content: bytes, path: Path) -> dict[str, np.ndarray]:
     return {k: np.frombuffer(x["data"], TYPES[x["dtype"]]).reshape(x["shape"]) for k, x in stored}
 
 
-def fitted(
+def adapt(
     arrays: Mapping[str, np.ndarray], needed: Mapping[str, Any], shape: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
     """Weights adapted to float32, and as in timm to images of another size or with one channel.
@@ -127,7 +127,7 @@ def fitted(
         if value.dtype in (np.float16, jnp.bfloat16) and like.dtype == np.float32:
             value = value.astype(np.float32)
         if name == "position" and value.shape[::2] == like.shape[::2]:
-            value = _interpolated(value, like.shape[1] - 1, *(shape[:2] or (1, 1)))
+            value = _interpolate(value, like.shape[1] - 1, *(shape[:2] or (1, 1)))
         if name == "stem/conv/kernel" and (value.shape[2], like.shape[2]) == (3, 1):
             value = value.sum(axis=2, keepdims=True)
         if name == "patch/kernel" and len(value) == 3 * like.shape[0]:
@@ -136,7 +136,7 @@ def fitted(
     return weights
 
 
-def _interpolated(position: np.ndarray, num_patches: int, height: int, width: int) -> np.ndarray:
+def _interpolate(position: np.ndarray, num_patches: int, height: int, width: int) -> np.ndarray:
     """Returns positions `[1, 1 + side², d]` on the grid of another size.
 
     Other shapes are unchanged.
@@ -179,7 +179,7 @@ def renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     separate: dict[str, dict[str, np.ndarray]] = {}  # query, key and value of a layer
     for name, value in arrays.items():
         path, _, part = _path_of(name, patterns).partition(" ")
-        path, value = _laid_out(path, value)
+        path, value = _lay_out(path, value)
         if part:
             separate.setdefault(path, {})[part[0]] = value
         else:
@@ -198,7 +198,7 @@ def _path_of(name: str, patterns: Mapping[str, str]) -> str:
     return name
 
 
-def _laid_out(path: str, value: np.ndarray) -> tuple[str, np.ndarray]:
+def _lay_out(path: str, value: np.ndarray) -> tuple[str, np.ndarray]:
     """A PyTorch weight with Flax's name and layout: a `kernel` `[…, in, out]` or a `scale`."""
     if not path.endswith("/weight"):
         return path, value

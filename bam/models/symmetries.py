@@ -45,7 +45,7 @@ def group(order: int) -> Sequence[Symmetry]:
     ]
 
 
-def tied(
+def tied_kernel(
     kernel: Float[Array, "k k c f"], order: int, lifting: bool = False
 ) -> Float[Array, "k k c f_order"]:
     r"""The kernel of an equivariant convolution, $W_{hg} = g\,\psi_{g^{-1} h}$, from weights ψ.

@@ -30,7 +30,7 @@ class WideResNet(nn.Module):
         """Logits of a batch of images."""
         return _logits(self, images)
 
-    def _activated(self, x: Array) -> Array:
+    def _activate(self, x: Array) -> Array:
         return group_norm(16, x.shape[-1])(nn.relu(x))
 
     def _conv(self, x: Array, features: int, stride: int = 1, kernel_size: int = 3) -> Array:
@@ -41,10 +41,10 @@ class WideResNet(nn.Module):
         skip = x
         if project:
             norm_first = self.shortcut_norm_first
-            skip = nn.relu(group_norm(16, x.shape[-1])(x)) if norm_first else self._activated(x)
+            skip = nn.relu(group_norm(16, x.shape[-1])(x)) if norm_first else self._activate(x)
             skip = self._conv(skip, features, stride, kernel_size=1)
-        x = self._conv(self._activated(x), features, stride)
-        return self._conv(self._activated(x), features) + skip
+        x = self._conv(self._activate(x), features, stride)
+        return self._conv(self._activate(x), features) + skip
 
 
 class WideResNetBam(nn.Module):
@@ -64,17 +64,17 @@ class WideResNetBam(nn.Module):
         """Logits of a batch of images."""
         return _logits(self, images)
 
-    def _activated(self, x: Array) -> Array:
+    def _activate(self, x: Array) -> Array:
         return mish(group_norm(32, x.shape[-1])(x))
 
     def _conv(self, x: Array, features: int, stride: int = 1, kernel_size: int = 3) -> Array:
         return Conv(features, kernel_size, stride, self.weight_standardisation)(x)
 
     def _block(self, x: Array, features: int, stride: int, project: bool) -> Array:
-        activated = self._activated(x)
+        activated = self._activate(x)
         skip = self._conv(activated, features, stride, kernel_size=1) if project else x
         x = self._conv(activated, features, stride)
-        x = self._conv(self._activated(x), features) + skip
+        x = self._conv(self._activate(x), features) + skip
         return group_norm(32, features)(x) if self.scale_norm else x
 
 
@@ -94,4 +94,4 @@ def _logits(network: WideResNet | WideResNetBam, images: Array) -> Array:
         x = network._block(x, features, stride, project=True)
         for _ in range(blocks - 1):
             x = network._block(x, features, 1, project=False)
-    return nn.Dense(network.num_classes)(jnp.mean(network._activated(x), axis=(1, 2)))
+    return nn.Dense(network.num_classes)(jnp.mean(network._activate(x), axis=(1, 2)))

@@ -246,7 +246,7 @@ def _noise_multiplier(
             check_rdp_floor(target, delta)
         # A central limit brackets σ: it is good enough where ε is this small.
         sigma = least_noise(lambda s: _by_gdp(s, *steps), target, 1.0, 1e-2)
-        return _refined(by_accountant, target, sigma)
+        return _refine(by_accountant, target, sigma)
     # A cheap bound brackets σ; the accountant's own refines it.
     sigma = least_noise(lambda s: _by_rdp(s, *steps, FEW_ORDERS), target, 1.0, 1e-2)
     # RDP with few orders decides alone, with 1 % more noise: PLD's tables would grow too long.
@@ -260,10 +260,10 @@ def _noise_multiplier(
         # The coarse table's error is nearly the same for any σ nearby, so it is measured once.
         aim = (1 - 4e-6) * target + (target - by_accountant(sigma))
         sigma = least_noise(at, aim, sigma, 1e-6)
-    return _refined(by_accountant, target, sigma)
+    return _refine(by_accountant, target, sigma)
 
 
-def _refined(by_accountant: Callable[[float], float], target: float, near: float) -> float:
+def _refine(by_accountant: Callable[[float], float], target: float, near: float) -> float:
     """The least σ up to `LARGEST_NOISE`, from which on `by_accountant` is constant."""
     return min(LARGEST_NOISE, least_noise(by_accountant, target, near, 1e-5))
 

@@ -37,11 +37,11 @@ def newest(folder: Path) -> Path | None:
 
     The folder need not exist.
     """
-    saved = _saved(folder)
+    saved = _checkpoints_in(folder)
     return saved[-1] if saved else None
 
 
-def _saved(folder: Path) -> list[Path]:
+def _checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
     return sorted((x for x in folder.glob("*.npz") if x.stem.isdecimal()), key=_step)
 
@@ -87,10 +87,10 @@ def write(folder: Path, header: JsonObject, tree: PyTree) -> None:
     OSError if it cannot be written, as on a full disk; earlier ones stay.
     """
     path = folder / f"{header['step']}.npz"
-    earlier = _saved(folder)
+    earlier = _checkpoints_in(folder)
     for partial in folder.glob("*.partial"):  # left by a crash
         partial.unlink(missing_ok=True)
-    header = header | {"leaves": _described(tree)}
+    header = header | {"leaves": _describe(tree)}
     text = json.dumps(header, default=np.generic.item).encode()
     try:
         with files.write_atomically(path, mode=0o600) as file:
@@ -159,26 +159,26 @@ def restore(path: Path, like: PyTree) -> PyTree:
     header, arrays = read(path)
     if not header["leaves"]:
         return like
-    for old, new in zip([*header["leaves"], None], [*_described(like), None], strict=False):
+    for old, new in zip([*header["leaves"], None], [*_describe(like), None], strict=False):
         if old != new:
             raise InputError(f"{path} has {_in_words(old)}, but this training has {_in_words(new)}")
     leaves, structure = jax.tree.flatten(like)
-    return jax.tree.unflatten(structure, map(_placed, leaves, (x for _, x in arrays)))
+    return jax.tree.unflatten(structure, map(_place, leaves, (x for _, x in arrays)))
 
 
-def _placed(leaf: PyTree, array: np.ndarray) -> PyTree:
+def _place(leaf: PyTree, array: np.ndarray) -> PyTree:
     """The array on the leaf's device, so that programs compiled for the leaf serve it."""
     if not isinstance(leaf, jax.Array):
         return array
     if pytree.is_key(leaf):
-        data = _placed(jax.random.key_data(leaf), array)
+        data = _place(jax.random.key_data(leaf), array)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     if jax.process_count() > 1 and leaf.committed:
         return processes.put(array, leaf.sharding)
     return jax.device_put(array, leaf.sharding if leaf.committed else None)
 
 
-def _described(tree: PyTree) -> list[list[object]]:
+def _describe(tree: PyTree) -> list[list[object]]:
     """Name, dtype and shape of each leaf, as JSON values."""
     # A typed key is stored as its words.
     arrays = [jax.random.key_data(x) if pytree.is_key(x) else x for x in jax.tree.leaves(tree)]

@@ -20,7 +20,7 @@ from bam.files import JsonMapping, JsonObject
 from bam.part_table import MECHANISMS
 from bam.privacy import accounting
 from bam.privacy.accounting import poisson_event, poisson_steps
-from bam.privacy.rounding import rounded_up
+from bam.privacy.rounding import round_up
 
 # The relation of neighbouring data sets: in few words, followed by "of N examples", and in full,
 # where {unit} is "example" or "user".
@@ -214,8 +214,7 @@ def poisson(num_examples: int, batch_size: int) -> Mechanism:
     prob = batch_size / num_examples
     return Mechanism(
         sampling_prob=prob,
-        batches=f"Poisson sampling with q = {batch_size}/{num_examples} = "
-        f"{rounded_up(prob, '.4g')}",
+        batches=f"Poisson sampling with q = {batch_size}/{num_examples} = {round_up(prob, '.4g')}",
         sampling=f"Poisson: each {{unit}} is in each batch independently with probability q, {BY}",
         draw=lambda seed, step: sampling.poisson_sample(seed, step, num_examples, prob),
         capacity=functools.partial(sampling.usual_capacity, num_examples, prob),
@@ -254,7 +253,7 @@ def banded(num_examples: int, batch_size: int, bands: int = 0) -> Mechanism:
     return Mechanism(
         sampling_prob=prob,
         batches=f"noise correlated over {bands} steps; batches from {bands} parts of the data in "
-        f"turn, Poisson sampling with q = {rounded_up(part_prob, '.4g')} in each",
+        f"turn, Poisson sampling with q = {round_up(part_prob, '.4g')} in each",
         sampling=f"each {{unit}} is in one of {bands} parts, drawn once at random and "
         f"independently of others; step t has each {{unit}} of part t mod {bands} independently "
         f"with probability {bands}q, {BY}",

@@ -22,7 +22,7 @@ from bam.files import JsonMapping, JsonObject
 from bam.privacy import accounting, mechanisms, pld, user_ids
 from bam.privacy.accounting import PoissonSteps, poisson_steps
 from bam.privacy.mechanisms import ADJACENCIES, Mechanism
-from bam.privacy.rounding import rounded_down, rounded_up
+from bam.privacy.rounding import round_down, round_up
 from bam.text import plural
 
 SMALLEST_DELTA = 1e-100  # so that a share of it does not underflow
@@ -65,8 +65,10 @@ class Population:
         """
         _read_numbers(self)
 
-    def numbered(self, groups: np.ndarray | Sequence[object] | None) -> Int64[np.ndarray, " rows"]:
-        """The user of each row, see `bam.privacy.user_ids.numbered`.
+    def number_users(
+        self, groups: np.ndarray | Sequence[object] | None
+    ) -> Int64[np.ndarray, " rows"]:
+        """The user of each row, see `bam.privacy.user_ids.number_users`.
 
         InputError unless there are N users, or from 1 to N if N was given.
         """
@@ -75,7 +77,7 @@ class Population:
                 "groups (the user of each row) and group_size (the most rows of one user) belong "
                 "together: pass both"
             )
-        numbers = user_ids.numbered(groups)
+        numbers = user_ids.number_users(groups)
         num, most = len(np.unique(numbers)), self.num_examples
         if not (1 if self.num_examples_given else most) <= num <= most:
             raise InputError(f"num_examples is {most}, the users in groups are {num}")
@@ -358,12 +360,12 @@ class PrivacyPlan:
         steps = plural(self.training_steps, "step", "")
         if not self.private:
             return f"NOT PRIVATE: no clipping, no noise; {steps}"
-        epsilon, delta = rounded_up(self.epsilon, ".4g"), rounded_up(self.delta, ".3g")
-        sigma = rounded_down(self.noise_multiplier, ".4g")
+        epsilon, delta = round_up(self.epsilon, ".4g"), round_up(self.delta, ".3g")
+        sigma = round_down(self.noise_multiplier, ".4g")
         spare = f" and {plural(self.spare_steps, 'spare one')}" if self.spare_steps else ""
         at_most = "at most " if self.num_examples_given else ""
         bound = bound and f", {bound}"
-        mu = f"\nGaussian DP, but for delta: mu = {rounded_up(self.mu, '.4g')}" if self.mu else ""
+        mu = f"\nGaussian DP, but for delta: mu = {round_up(self.mu, '.4g')}" if self.mu else ""
         return (
             f"({epsilon}, {delta})-DP, {self.accountant} accountant, "
             f"{ADJACENCIES[self.adjacency][0]} of {at_most}{self.num_examples} {self.unit}s\n"

@@ -53,9 +53,9 @@ def joint_epsilon(
     events: Sequence[tuple[float, float, int]], delta: float, spacing: float = FINE
 ) -> float:
     """An upper bound on ε of several mechanisms (σ, q, T), all positive, on the same data."""
-    composed, error = _composed(*events[0], spacing)
+    composed, error = _compose(*events[0], spacing)
     for event in events[1:]:
-        other, its_error = _composed(*event, spacing)
+        other, its_error = _compose(*event, spacing)
         composed, error = composed.compose(other), error + its_error + ROUNDING
     return float(composed.get_epsilon_for_delta(delta - error))
 
@@ -67,7 +67,7 @@ def deltas(
 
     σ, q and T must be positive.
     """
-    composed, error = _composed(noise_multiplier, sampling_prob, num_steps, FINE)
+    composed, error = _compose(noise_multiplier, sampling_prob, num_steps, FINE)
     at_most = [float(composed.get_delta_for_epsilon(e)) + error for e in epsilons]
     return [min(1.0, max(0.0, delta)) for delta in at_most]  # rounding may give -1e-15
 
@@ -84,7 +84,7 @@ def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: flo
     """
     if sampling_prob == 1:
         return math.sqrt(num_steps) / noise_multiplier
-    composed, error = _composed(noise_multiplier, sampling_prob, num_steps, FINE)
+    composed, error = _compose(noise_multiplier, sampling_prob, num_steps, FINE)
     epsilons = np.linspace(0, up_to, 2001)
     # δ is at most 1, though the added error may lift it above: no μ gives more, and the search
     # would not end.
@@ -103,7 +103,7 @@ def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: flo
     return mu
 
 
-def _composed(
+def _compose(
     noise_multiplier: float, sampling_prob: float, num_steps: int, spacing: float
 ) -> tuple[PrivacyLossDistribution, float]:
     """The distribution of T steps, and the rounding error of its δ."""

@@ -175,7 +175,7 @@ class PrivateGradient:
             rows, mask = (rows, mask), jnp.any(mask, axis=1)
         # The shift is shared by all examples and uses only the last private gradient.
         at = self.oracle.ascend(params, _whole(state.previous, params))
-        oracle, like = self._of_trained(at), pytree.chosen(params, self.trainable)
+        oracle, like = self._method_of_trained(at), pytree.choose(params, self.trainable)
 
         def of_row(trained: Params, row: PyTree) -> Grads:
             grads = oracle.grad(trained, example_of(row))
@@ -192,7 +192,7 @@ class PrivateGradient:
             of_row,
             self.clip,
             self.mean,
-            pytree.chosen(at, self.trainable),
+            pytree.choose(at, self.trainable),
             rows,
             mask,
             state.privatize,
@@ -208,7 +208,7 @@ class PrivateGradient:
             lambda x: jnp.where(is_next, x, jnp.nan) if _is_float(x) else x,
             (gradient, after.clip),  # which may hold noised numbers, too
         )
-        gradient, clip_state = tracing.never_mapped((gradient, clip_state))
+        gradient, clip_state = tracing.refuse_vmap((gradient, clip_state))
         after = after._replace(clip=clip_state)
         not_private = _each(self, batch, params, example_of)
         if "norm" in state.not_private:
@@ -216,12 +216,12 @@ class PrivateGradient:
         after_step = PrivateState(after, gradient, state.tag, num_nonfinite, not_private)
         return _whole(gradient, params), after_step
 
-    def _of_trained(self, at: Params) -> Method:
+    def _method_of_trained(self, at: Params) -> Method:
         """Returns the method for the loss of a row as a function of the trained parameters."""
 
         def loss_of(loss: LossFn) -> LossFn:
             loss = mean_loss(loss) if self.group_size else loss
-            return lambda trained, row: loss(pytree.merged(trained, at), row)
+            return lambda trained, row: loss(pytree.merge(trained, at), row)
 
         oracle: Any = self.oracle
         return oracle.with_loss(loss_of) if self.group_size or self.trainable else oracle
@@ -387,4 +387,4 @@ def _is_float(x: Any) -> bool:
 
 def _whole(gradient: Grads, params: Params) -> Grads:
     """Returns a gradient of the trained parameters, with zeros for the others."""
-    return pytree.merged(gradient, optax.tree.zeros_like(params))
+    return pytree.merge(gradient, optax.tree.zeros_like(params))

@@ -26,7 +26,7 @@ from bam.core.clipping import Transform, as_declared, num_slots_of, sensitivity_
 from bam.core.gaussian import check_std
 from bam.core.oracles import Method
 from bam.core.privatize import NO_MULTI_STEPS, claim_key
-from bam.core.program import compiled_once
+from bam.core.program import compile_once
 from bam.core.pytree import Grads, Params
 from bam.core.sampling import PaddedBatch, rows_or_zeros
 from bam.core.slots import GradientNorms
@@ -147,14 +147,14 @@ class PrivateTraining:
         folder: str | Path | None = None,
     ) -> None:
         """Makes a plan, or takes the folder's plan, and draws nothing yet."""
-        arguments = _given(
+        arguments = _non_defaults(
             num_examples=(num_examples, None), expected_batch_size=(expected_batch_size, None),
             delta=(delta, None), num_steps=(num_steps, None), num_epochs=(num_epochs, None),
             epsilon=(epsilon, None), noise_multiplier=(noise_multiplier, None),
             accountant=(accountant, "pld"), mechanism=(mechanism, "poisson"),
             num_examples_given=(num_examples_given, False), group_size=(group_size, 0),
         )  # fmt: skip
-        path = None if folder is None else _resolved(folder)
+        path = None if folder is None else _resolve(folder)
         seed = None if seed is None else scalars.whole("seed", seed)
         if mesh is not None and len(mesh.axis_names) != 1:
             raise InputError(f"mesh must have one axis, got {mesh}")
@@ -164,7 +164,7 @@ class PrivateTraining:
             raise InputError("several processes take part: pass a mesh with the devices of all")
         if not isinstance(trainable, str):
             raise InputError(f"trainable must be a regular expression, got {trainable!r}")
-        pytree.matching(trainable)
+        pytree.name_mask(trainable)
         self._clip = as_declared(clip)
         if plan is None:
             needed = ("num_examples", "expected_batch_size", "delta")
@@ -193,7 +193,7 @@ class PrivateTraining:
         num_devices = self._mesh.size if self._mesh else 1
         self._trainable = trainable
         has_groups = groups is not None or group_size
-        self._groups = plan.population.numbered(groups) if has_groups else None
+        self._groups = plan.population.number_users(groups) if has_groups else None
         # The arguments that define this training, besides its plan.
         target = plan.epsilon if epsilon is None else scalars.real("epsilon", epsilon)
         self._asked: JsonObject = {"target_epsilon": target if target < math.inf else None}
@@ -295,7 +295,7 @@ class PrivateTraining:
             examples = jax.tree.map(lambda x: self._rows(batch, x), data)
             if keys:
                 more = _keys_of(self.run.key("views"), np.int32(step - 1), mask.shape)
-                examples |= _placed(more, processes.of_rows(len(mask), self._mesh))
+                examples |= _place(more, processes.of_rows(len(mask), self._mesh))
             return examples, mask
 
         return self.draw(read)
@@ -324,7 +324,7 @@ class PrivateTraining:
         else:
             rows = rows_or_zeros(values, indices, mask)
         rows = rows.reshape(*batch.mask.shape, *rows.shape[1:])
-        return _placed(rows, processes.of_rows(len(rows), self._mesh))
+        return _place(rows, processes.of_rows(len(rows), self._mesh))
 
     def gradient(
         self,
@@ -405,7 +405,7 @@ class PrivateTraining:
                     "a PrivateTraining makes one transform: a second one would spend its ε again"
                 )
             self._transformed = True
-        compiled = compiled_once(type(gradient).update, gradient)
+        compiled = compile_once(type(gradient).update, gradient)
 
         def update(
             batch: DrawnBatch, state: PrivateState, params: Params | None = None
@@ -435,7 +435,7 @@ class PrivateTraining:
                 used, self._used = self._used, step  # before another thread sees it as unused
             try:
                 everywhere = processes.everywhere(self._mesh)
-                return compiled(batch, *_placed((state, params), everywhere))
+                return compiled(batch, *_place((state, params), everywhere))
             except BaseException:
                 with self.run.lock:  # no result was seen, so the batch may be used again
                     self._used = used if self._used == step else self._used
@@ -483,7 +483,7 @@ class PrivateTraining:
             return self._first_state(params, figures)
 
     def _first_state(self, params: Params, figures: dict[str, tuple[int, ...]]) -> PrivateState:
-        if tracing.being_traced():
+        if tracing.is_tracing():
             raise RuntimeError("init a private transform outside of jit: it holds a secret key")
         if self._initialised or self.run.step > self.run.resumed_after:
             raise RuntimeError(
@@ -492,7 +492,7 @@ class PrivateTraining:
             )
         pytree.check_has_arrays(params)
         pytree.check_real(params)
-        trained = pytree.chosen(params, self._trainable)
+        trained = pytree.choose(params, self._trainable)
         if not jax.tree.leaves(trained):
             names = ", ".join(pytree.names(params)[:8])
             raise InputError(
@@ -546,7 +546,7 @@ class PrivateTraining:
           RuntimeError: in a fork of this training's process.
         """
         with self.run.in_use():
-            path = _resolved(folder)
+            path = _resolve(folder)
             if self.run.folder not in (None, path):
                 raise InputError(
                     f"this training is already saved in {self.run.folder}: save it there"
@@ -580,8 +580,8 @@ class PrivateTraining:
 
         `settings` are the other arguments. InputError if no training was saved there.
         """
-        if not (_resolved(folder) / PLAN).exists():
-            raise InputError(f"{_resolved(folder)} has no saved training")
+        if not (_resolve(folder) / PLAN).exists():
+            raise InputError(f"{_resolve(folder)} has no saved training")
         return cls(**settings, folder=folder)
 
     def restore(self, like: PyTree) -> PyTree:
@@ -630,7 +630,7 @@ class PrivateTraining:
         raise TypeError("a PrivateTraining cannot be copied: the copy would repeat its noise")
 
 
-def _given(**arguments: tuple[Any, Any]) -> dict[str, Any]:
+def _non_defaults(**arguments: tuple[Any, Any]) -> dict[str, Any]:
     """Returns the arguments, each with its default, that are not at their default."""
     return {name: value for name, (value, default) in arguments.items() if value != default}
 
@@ -642,7 +642,7 @@ def _check_arguments(batch: Any, state: Any, params: Any) -> None:
         raise TypeError(
             "a private gradient needs update(batch, state, params) with a batch of "
             f"PrivateTraining.batches(data), got {type(batch).__name__}. "
-            + (NO_MULTI_STEPS if tracing.being_traced() else FIRST_PRIVATE)
+            + (NO_MULTI_STEPS if tracing.is_tracing() else FIRST_PRIVATE)
         )
     if params is None:
         raise TypeError(
@@ -655,7 +655,7 @@ def _check_arguments(batch: Any, state: Any, params: Any) -> None:
         )
 
 
-def _placed(tree: PyTree, sharding: NamedSharding | None) -> PyTree:
+def _place(tree: PyTree, sharding: NamedSharding | None) -> PyTree:
     """Returns the arrays with a sharding, or as they are without one."""
     return processes.put(tree, sharding) if sharding else tree
 
@@ -678,5 +678,5 @@ def _keys_of(
     return {"key": keys, "step": jnp.full(shape, step, jnp.int32)}
 
 
-def _resolved(folder: str | Path) -> Path:
+def _resolve(folder: str | Path) -> Path:
     return files.user_path(folder).resolve()

@@ -3,25 +3,25 @@
 import decimal
 
 
-def rounded_up(value: float, form: str) -> str:
+def round_up(value: float, form: str) -> str:
     """A number as text that is never below it, for ε, δ and q.
 
     The shortest decimal form counts as the number itself. `form` is a format of `float`, such as
     ".4g".
 
     Examples:
-      >>> rounded_up(1.4e-5, ".1g"), rounded_up(2.99991, ".4g"), rounded_up(1e-5, ".3g")
+      >>> round_up(1.4e-5, ".1g"), round_up(2.99991, ".4g"), round_up(1e-5, ".3g")
       ('2e-05', '3', '1e-05')
     """
-    return _formatted(value, form, decimal.ROUND_CEILING)
+    return _format(value, form, decimal.ROUND_CEILING)
 
 
-def rounded_down(value: float, form: str) -> str:
-    """Returns a number as text that is never above it, for noise, as `rounded_up` for ε."""
-    return _formatted(value, form, decimal.ROUND_FLOOR)
+def round_down(value: float, form: str) -> str:
+    """Returns a number as text that is never above it, for noise, as `round_up` for ε."""
+    return _format(value, form, decimal.ROUND_FLOOR)
 
 
-def _formatted(value: float, form: str, rounding: str) -> str:
+def _format(value: float, form: str, rounding: str) -> str:
     with decimal.localcontext() as context:
         context.rounding = rounding
         exact = decimal.Decimal(repr(float(value)))  # the shortest text that is this number

@@ -190,7 +190,7 @@ class PrivateRun:
             # Again under the lock, because another process may have begun meanwhile.
             begins = self._check_new(folder, must_begin)
             counts = folder / "steps_begun" if self._is_unseeded and self.plan.private else None
-            saved = None if begins else self._saved(folder, record)
+            saved = None if begins else self._read_header(folder, record)
             header = saved or {"step": 0, "steps_begun": 0, "processes": [], "digests": {}}
             if begins:
                 ledger.check_no_processes(folder)
@@ -215,7 +215,7 @@ class PrivateRun:
                     "earlier version?): choose another folder"
                 )
             has_steps_left = header["step"] < counted.last_step(header["step"])
-            self._digests = self._checked_digests(folder, header, has_steps_left, digests)
+            self._digests = self._check_digests(folder, header, has_steps_left, digests)
             # A run that has taken its last step draws nothing anew.
             if has_steps_left and not begins:
                 counted.end_period(self.plan.mechanism.period)
@@ -245,7 +245,7 @@ class PrivateRun:
             raise InputError(f"{folder} has {CHECKPOINTS} but no {PLAN}; choose another folder")
         return begins
 
-    def _saved(self, folder: Path, record: JsonObject) -> JsonObject | None:
+    def _read_header(self, folder: Path, record: JsonObject) -> JsonObject | None:
         """Returns the header of the newest checkpoint, or None if there is no checkpoint.
 
         InputError if the checkpoint or the folder is another run's.
@@ -264,7 +264,7 @@ class PrivateRun:
             )
         return header
 
-    def _checked_digests(
+    def _check_digests(
         self, folder: Path, header: JsonObject, has_steps_left: bool, digests: Digests | None
     ) -> JsonObject:
         """Returns the digests of the run's data and settings.

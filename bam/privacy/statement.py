@@ -21,7 +21,7 @@ from bam.files import JsonMapping, JsonObject
 from bam.part_table import BEST_OF_TRIALS
 from bam.privacy import accounting, ledger, pld, random_allocation, tradeoff
 from bam.privacy.plan import PrivacyPlan
-from bam.privacy.rounding import rounded_down, rounded_up
+from bam.privacy.rounding import round_down, round_up
 from bam.privacy.run import PrivateRun
 from bam.privacy.tradeoff import most_power
 from bam.text import quote
@@ -95,12 +95,12 @@ def text_of(fields: JsonMapping) -> str:
 
 def nominal_notice(epsilon: float) -> str:
     """The notice that stands above all else for a training with a seed."""
-    return render({"seeded": True, "epsilon": rounded(epsilon)}, "nominal")
+    return render({"seeded": True, "epsilon": round_claim(epsilon)}, "nominal")
 
 
-def rounded(value: float) -> str:
+def round_claim(value: float) -> str:
     """Returns a claimed number in four digits, never below it, as `bam.privacy.rounding` has it."""
-    return rounded_up(value, ".4g")
+    return round_up(value, ".4g")
 
 
 def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | None:
@@ -270,7 +270,7 @@ def training_fields(
         "sampling": record["sampling"],
         "sensitivity": record["sensitivity"],
         "exact_std": std,
-        "std": rounded_down(std, ".4g"),
+        "std": round_down(std, ".4g"),
         "steps_begun": record.get("steps_begun", NOT_RECORDED),
         "steps_taken": record.get("steps_taken", NOT_RECORDED),
         "clip": clip,
@@ -306,7 +306,9 @@ def _plan_fields(plan: PrivacyPlan) -> JsonObject:
     composed = None if mu is None else own_power(plan, plan.num_steps)
     if composed:
         powers.insert(0, composed)
-    rows = [(f"{100 * x:g}", *(rounded(100 * f(x)) for f in powers)) for x in FALSE_POSITIVE_RATES]
+    rows = [
+        (f"{100 * x:g}", *(round_claim(100 * f(x)) for f in powers)) for x in FALSE_POSITIVE_RATES
+    ]
     fields = {
         "unit": plan.unit,
         "group_size": plan.group_size,
@@ -314,13 +316,13 @@ def _plan_fields(plan: PrivacyPlan) -> JsonObject:
         "num_examples_given": plan.num_examples_given,
         "adjacency": plan.adjacency,
         "exact_epsilon": epsilon,
-        "epsilon": rounded(epsilon),
+        "epsilon": round_claim(epsilon),
         "exact_delta": delta,
-        "delta": rounded(delta),
-        "delta_of_one": rounded_down(1 / n, ".2g"),
+        "delta": round_claim(delta),
+        "delta_of_one": round_down(1 / n, ".2g"),
         # The guarantee of a person with two units, by group privacy.
-        "epsilon_of_two": rounded(2 * epsilon),
-        "delta_of_two": rounded(min(1, (1 + math.exp(epsilon)) * delta)),
+        "epsilon_of_two": round_claim(2 * epsilon),
+        "delta_of_two": round_claim(min(1, (1 + math.exp(epsilon)) * delta)),
         "mu_known": bool(mu),
         "own_limit": composed is not None,
         "powers": "\n".join(f"| {' | '.join(row)} |" for row in rows),
@@ -331,14 +333,14 @@ def _plan_fields(plan: PrivacyPlan) -> JsonObject:
         "q_is": "l/N" if prob == plan.sampling_prob else "1/b",
         "average_batch_size": n * prob,
         "exact_q": prob,
-        "q": rounded(prob),
+        "q": round_claim(prob),
         "num_steps": plan.num_steps,
         "exact_sigma": plan.noise_multiplier,
-        "sigma": rounded_down(plan.noise_multiplier, ".4g"),
+        "sigma": round_down(plan.noise_multiplier, ".4g"),
         "searched": is_searched(plan),
     }
     if mu is not None:
-        fields |= {"exact_mu": mu, "mu": rounded(mu)}
+        fields |= {"exact_mu": mu, "mu": round_claim(mu)}
     if is_searched(plan):
         trials = plan.mechanism_options
         fields |= {"exact_trials_mean": trials["trials_mean"]}

@@ -124,27 +124,27 @@ def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
     if not 0 <= sampling_prob <= 1:
         raise InputError(f"sampling_prob must be between 0 and 1, got {sampling_prob}")
 
-    def one_sided(alpha: np.ndarray) -> np.ndarray:
+    def one_sided_curve(alpha: np.ndarray) -> np.ndarray:
         return sampling_prob * f(alpha) + (1 - sampling_prob) * (1 - alpha)
 
     fixed = optimize.brentq(lambda a: float(f(np.array([a]))[0]) - a, 0.0, 1.0, xtol=1e-15)
-    at_fixed = float(one_sided(np.array([fixed]))[0])
+    at_fixed = float(one_sided_curve(np.array([fixed]))[0])
 
     def inverse(beta: np.ndarray) -> np.ndarray:  # for a whole array, unlike SciPy's searches
         low, high = np.zeros_like(beta), np.ones_like(beta)
         for _ in range(80):  # f_p falls: bisect
             middle = (low + high) / 2
-            above = one_sided(middle) > beta
+            above = one_sided_curve(middle) > beta
             low, high = np.where(above, middle, low), np.where(above, high, middle)
         return (low + high) / 2
 
-    def symmetrised(alpha: np.ndarray) -> np.ndarray:
+    def symmetric_curve(alpha: np.ndarray) -> np.ndarray:
         alpha = np.asarray(alpha, float)
         line = fixed + at_fixed - alpha
         beyond = np.where(alpha >= at_fixed, inverse(alpha), line)
-        return np.where(alpha <= fixed, one_sided(alpha), beyond)
+        return np.where(alpha <= fixed, one_sided_curve(alpha), beyond)
 
-    return symmetrised
+    return symmetric_curve
 
 
 def best_true_positive_rate(f: Tradeoff, false_positive_rate: float) -> float:

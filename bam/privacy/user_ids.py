@@ -67,7 +67,7 @@ def user_id(value: object) -> str:
     if isinstance(value, jax.Array | np.ndarray) and value.ndim == 0:
         value = np.asarray(value)[()]
     if isinstance(value, bytes):
-        value = _decoded(value)
+        value = _decode(value)
     if not isinstance(value, bool) and isinstance(value, _NUMBERS):
         value = _digits(value)
     text = _read(str(value))
@@ -78,7 +78,7 @@ def user_id(value: object) -> str:
     return text
 
 
-def checked_id(value: object, location: str) -> str:
+def read_id(value: object, location: str) -> str:
     """Returns the `user_id` of a row.
 
     InputError at `location`, in one line, if the row has no id.
@@ -109,7 +109,7 @@ def is_missing(text: str) -> bool:
     return is_word or not any(map(str.isalnum, text))
 
 
-def _decoded(value: bytes) -> str:
+def _decode(value: bytes) -> str:
     """Returns bytes as text.
 
     InputError if they are not UTF-8, or have a NUL, as UTF-16 has.
@@ -173,7 +173,7 @@ def _read(text: str) -> str:
     return "" if number in _MISSING_DIGITS else number
 
 
-def numbered(groups: Any) -> Int64[np.ndarray, " rows"]:
+def number_users(groups: Any) -> Int64[np.ndarray, " rows"]:
     """The number of each row's user, from 0: users with whole numbers first, by value, then others.
 
     Args:
@@ -183,7 +183,7 @@ def numbered(groups: Any) -> Int64[np.ndarray, " rows"]:
       InputError: for another shape, and for a row without an id or with one that `user_id` refuses.
 
     Examples:
-      >>> numbered(["b", "10", 9, "b ", 10.0]).tolist()
+      >>> number_users(["b", "10", 9, "b ", 10.0]).tolist()
       [2, 1, 0, 2, 1]
     """
     masked = isinstance(groups, np.ma.MaskedArray) and groups.ndim == 1
@@ -198,9 +198,9 @@ def numbered(groups: Any) -> Int64[np.ndarray, " rows"]:
         ends = np.iinfo(ids.dtype)
         missing = [x for x in MISSING_NUMBERS if ends.min <= x <= ends.max]
         for row in np.flatnonzero(np.isin(ids, np.array(missing, ids.dtype)))[:1]:
-            checked_id(ids[row], f"row {row} (from 0)")
+            read_id(ids[row], f"row {row} (from 0)")
         return np.unique(ids, return_inverse=True)[1]
-    names = [checked_id(x, f"row {row} (from 0)") for row, x in enumerate(ids)]
+    names = [read_id(x, f"row {row} (from 0)") for row, x in enumerate(ids)]
     places = {name: place for place, name in enumerate(sorted(set(names), key=_in_order))}
     return np.array([places[x] for x in names], np.int64)
 

@@ -340,7 +340,7 @@ def _read_weights(run: RunRecords, like: Shapes) -> PyTree:
             f"the newest checkpoint of {run.workdir} is not that of the run's last step"
         )
     leaves = {name.partition("/")[2]: jnp.asarray(array) for name, array in arrays}
-    merged = lora.folded(traverse_util.unflatten_dict(leaves, sep="/"))
+    merged = lora.fold(traverse_util.unflatten_dict(leaves, sep="/"))
     leaves, names = traverse_util.flatten_dict(merged, sep="/"), pytree.names(like)
     if leaves.keys() != set(names):
         raise InputError(WRONG_WEIGHTS.format(newest))

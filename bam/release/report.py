@@ -43,7 +43,7 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters["markdown"] = MarkdownIt("zero").enable(_RULES).render
-_TEMPLATES.filters |= {"rounded": statement.rounded, "svg": charts.svg}
+_TEMPLATES.filters |= {"rounded": statement.round_claim, "svg": charts.svg}
 
 
 def page(run: RunRecords, *, public: bool, made_by: str) -> str:

@@ -25,7 +25,7 @@ from bam.files import JsonObject
 from bam.part_table import BEST_OF_TRIALS
 from bam.privacy import accounting
 from bam.privacy.plan import PrivacyPlan
-from bam.privacy.rounding import rounded_down, rounded_up
+from bam.privacy.rounding import round_down, round_up
 from bam.privacy.selection import CHOSEN, Selection, composed_epsilon
 from bam.sweep import runs
 from bam.training import loop, parts, rundir, score
@@ -133,13 +133,13 @@ def search(
 def describe(plan: PrivacyPlan) -> str:
     """The guarantee and the settings of a search, in two lines of text."""
     selection = _selection(plan)
-    epsilon, delta = rounded_up(plan.epsilon, ".4g"), rounded_up(plan.delta, ".3g")
+    epsilon, delta = round_up(plan.epsilon, ".4g"), round_up(plan.delta, ".3g")
     return (
         f"({epsilon}, {delta})-DP for the whole search: the best of a random number of trials is "
         f"released, {selection.trials_mean:g} on average, shape {selection.trials_shape:g}\n"
-        f"each: {plan.training_steps} steps, q = {rounded_up(plan.sampling_prob, '.4g')}, noise "
-        f"multiplier {rounded_down(plan.noise_multiplier, '.4g')}; noise on its score of "
-        f"{rounded_down(selection.score_noise_multiplier, '.4g')} images\n"
+        f"each: {plan.training_steps} steps, q = {round_up(plan.sampling_prob, '.4g')}, noise "
+        f"multiplier {round_down(plan.noise_multiplier, '.4g')}; noise on its score of "
+        f"{round_down(selection.score_noise_multiplier, '.4g')} images\n"
     )
 
 
@@ -187,11 +187,11 @@ def noised_score(trainer: loop.Trainer, seed: int, folder: Path, noise_multiplie
     if state is None:
         raise InputError(f"{folder} has no checkpoint, so its trial cannot be scored")
     count = score.num_correct(trainer, loop.whole_model(state), _scored_split(trainer))
-    return score.noised(count, noise_multiplier, secret_key())
+    return score.noised_count(count, noise_multiplier, secret_key())
 
 
 def _cell(epsilon: float | None) -> str:
-    return "–" if epsilon is None else rounded_up(epsilon, ".3f")
+    return "–" if epsilon is None else round_up(epsilon, ".3f")
 
 
 def _selection(plan: PrivacyPlan) -> Selection:

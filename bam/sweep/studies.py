@@ -9,7 +9,7 @@ from bam import files, tables
 from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
 from bam.models.figures import LOWER_IS_BETTER
-from bam.privacy.rounding import rounded_up
+from bam.privacy.rounding import round_up
 from bam.sweep import runs
 from bam.sweep.comparison import Runs, Study, is_percent
 from bam.text import plural
@@ -79,7 +79,7 @@ def columns(more: tables.Columns, rows: Sequence[JsonMapping]) -> tables.Columns
     }
     return {
         "group": lambda row: row["label"],
-        "ε": lambda row: "–" if row["epsilon"] is None else rounded_up(row["epsilon"], ".3g"),
+        "ε": lambda row: "–" if row["epsilon"] is None else round_up(row["epsilon"], ".3g"),
         **more,
         "seeds": lambda row: str(len(row["seeds"])),
         heading: lambda row: (

@@ -89,7 +89,7 @@ def build(
     fit.check_shapes(config, listing, criterion, model, oracle)
     # The plan is made without the clip: σ and ε do not depend on C.
     with waits.awaited(log, "planning", stays=False):
-        plan = _planned(config, num_examples, plan, folder)
+        plan = _plan_of_run(config, num_examples, plan, folder)
     trained, _ = finetune.split(shapes_of(model), config.trainable)
     clip_norm = clip_norm_of(config, plan)
     clip = parts.make_clip(config.clip, plan, clip_norm)
@@ -142,7 +142,7 @@ def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
     return num_rows if public_number is None else int(public_number)
 
 
-def _planned(
+def _plan_of_run(
     config: ConfigDict, num_examples: int, plan: PrivacyPlan | None, folder: Path | None
 ) -> PrivacyPlan:
     """The plan of a run, see `plan_for`."""

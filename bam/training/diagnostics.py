@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from bam.core import clipping, pytree, scalars
 from bam.core.clipping import Bounded, Transform, finish
 from bam.core.engine import per_example_sum
-from bam.core.program import as_partial, compiled_once
+from bam.core.program import as_partial, compile_once
 from bam.core.pytree import Grads, Params
 from bam.core.scalars import Number
 
@@ -86,7 +86,7 @@ def means(
     mask = jnp.ones(rows, bool) if mask is None else jnp.asarray(mask, bool)
     clip_state = clip.init(params) if clip_state is None else clip_state
     # A function made in this call would be compiled anew in each call.
-    compiled = compiled_once(
+    compiled = compile_once(
         _means,
         as_partial(grad_fn),
         clipping.as_declared(clip),

@@ -49,7 +49,7 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
     # With a public N, places behind the data are drawn, too, and compute nothing.
     most = max(1, round(plan.expected_batch_size * num_rows / plan.num_examples))
 
-    def timed(padded: PaddedBatch) -> float:
+    def time_step(padded: PaddedBatch) -> float:
         nonlocal state
         batch = jax.block_until_ready(trainer.batch(state, padded))
         started = time.perf_counter()
@@ -65,17 +65,17 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
     # Padded at random, as in a run, which decides the number of rounds.
     whole = [sampling.pad(np.arange(most), plan.capacity, 0, step) for step in range(NUM_TIMED)]
     rounds = [num_rounds(np.asarray(x.mask), size, num_devices, plan.private) for x in whole]
-    timed(in_order(0))  # compiles
-    fixed, with_one = min(timed(in_order(0)) for _ in range(3)), timed(in_order(1))
+    time_step(in_order(0))  # compiles
+    fixed, with_one = min(time_step(in_order(0)) for _ in range(3)), time_step(in_order(1))
     seconds_of_round = max(0.0, with_one - fixed)
     mean = sum(rounds) / len(rounds)
     if fixed + mean * seconds_of_round <= SHORT:
-        seconds = [timed(batch) for batch in whole]
+        seconds = [time_step(batch) for batch in whole]
     else:
         some = max(1, min(int(SHORT / max(seconds_of_round, 1e-9)), most // (size * num_devices)))
         timings = [with_one] if some == 1 else []
         while len(timings) < 2 or (len(timings) < NUM_TIMED and sum(timings) < ENOUGH):
-            timings.append(timed(in_order(some)))
+            timings.append(time_step(in_order(some)))
         seconds = [fixed + mean * max(0.0, x - fixed) / some for x in timings]
     about = float(np.median(seconds)), min(seconds) / UNSURE, max(seconds) * UNSURE
     return Estimate(*(x * plan.training_steps for x in about))

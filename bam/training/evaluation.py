@@ -120,4 +120,4 @@ def diagnosed_rows(trainer: Trainer) -> PyTree:
 
 def whole_model(state: TrainState) -> Params:
     """The weights to release: averaged, with the frozen ones, and low-rank factors folded in."""
-    return lora.folded(finetune.merge(state.averaged, state.frozen))
+    return lora.fold(finetune.merge(state.averaged, state.frozen))

@@ -76,11 +76,11 @@ def check_shapes(
 def check_clip(name: str, clip: Bounded, plan: PrivacyPlan, trained: PyTree) -> None:
     """InputError if the clip or its noise does not fit the trained parameters."""
 
-    def clipped(params: Params) -> Grads:
+    def clip_gradient(params: Params) -> Grads:
         state = clip.init(params)
         return finish(clip, clip.update(params, state, params)[0], state)[0]
 
-    def correlated(params: Params) -> Array | None:
+    def correlate(params: Params) -> Array | None:
         strategy = plan.mechanism.strategy
         # Any key will do: the noise is traced, not drawn.
         state = init_noise(jnp.zeros(8, jnp.uint32), clip, params, strategy)
@@ -88,9 +88,9 @@ def check_clip(name: str, clip: Bounded, plan: PrivacyPlan, trained: PyTree) -> 
         return noise.correlated
 
     if plan.private:
-        jax.eval_shape(correlated, trained)  # raises if floats cannot hold the noise
+        jax.eval_shape(correlate, trained)  # raises if floats cannot hold the noise
     with named.refused_by(f"clip {name}"):
-        returned = jax.eval_shape(clipped, trained)
+        returned = jax.eval_shape(clip_gradient, trained)
     if not pytree.same_structure(returned, trained):
         raise InputError(
             f"clip {name} returns a gradient of another structure, shape or dtype than the "
@@ -101,7 +101,7 @@ def check_clip(name: str, clip: Bounded, plan: PrivacyPlan, trained: PyTree) -> 
 def check_optimizer(name: str, optimizer: optax.GradientTransformation, trained: PyTree) -> None:
     """InputError if the optimizer does not take the parameters, or returns another tree."""
 
-    def updated(params: Params) -> tuple[PyTree, PyTree]:
+    def update(params: Params) -> tuple[PyTree, PyTree]:
         # The private gradient is float32 or wider, whatever the parameters are.
         grads = jax.tree.map(pytree.at_least_float32, params)
         return optimizer.update(grads, optimizer.init(params), params)
@@ -115,7 +115,7 @@ def check_optimizer(name: str, optimizer: optax.GradientTransformation, trained:
             "one: leave lookahead out; --config.ema_decay averages the weights"
         )
     with named.refused_by(f"optimizer {name}"):
-        updates, _ = jax.eval_shape(updated, trained)
+        updates, _ = jax.eval_shape(update, trained)
     leaves, structures = zip(*map(jax.tree.flatten, (updates, trained)), strict=True)
     shapes = [list(map(jnp.shape, x)) for x in leaves]
     if structures[0] != structures[1] or shapes[0] != shapes[1]:

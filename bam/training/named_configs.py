@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 2**20  # bytes of a config file
 
 
-def shipped() -> dict[str, Path]:
+def shipped_configs() -> dict[str, Path]:
     """The configs that come with bam, as name -> file: from the checkout, or from the wheel."""
     folders = (ROOT.parent / "configs", ROOT / "_shipped" / "configs")
     # Beside an installed bam, another package may have a folder of that name.
@@ -37,7 +37,7 @@ def file_of(value: str) -> str:
     InputError unless the value names a file or a config.
     """
     name, colon, method = value.partition(":")
-    configs = shipped()
+    configs = shipped_configs()
     if name.endswith(".py") or "/" in name:
         if not name.endswith(".py"):
             raise InputError(
@@ -113,14 +113,14 @@ def one_line_errors(file: str) -> Iterator[None]:
         raise InputError(location) from error
 
 
-def imported() -> dict[str, ModuleType]:
+def config_modules() -> dict[str, ModuleType]:
     """The imported modules of the package `configs`, by name."""
     return {k: v for k, v in sys.modules.items() if k == "configs" or k.startswith("configs.")}
 
 
 def put_back(modules: dict[str, ModuleType]) -> None:
-    """Replaces the imported modules of `configs` by these, from an earlier `imported()`."""
-    for name in imported():
+    """Replaces the imported modules of `configs` by these, from an earlier `config_modules()`."""
+    for name in config_modules():
         del sys.modules[name]
     sys.modules.update(modules)
 

@@ -89,7 +89,7 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Method:
     """
     options = {k: v for k, v in method.items() if k != "ascent_params"}
     if method.get("ascent_params"):
-        options["ascent_mask"] = pytree.matching(method.ascent_params)
+        options["ascent_mask"] = pytree.name_mask(method.ascent_params)
     oracle: oracles.Method = make("method", options, loss_fn)
     return oracle
 
@@ -221,11 +221,11 @@ def make_network(
     names, values = ("model", "loss", "lora", "convolution", "precision"), config.to_dict()
     sections = {name: values[name] for name in names}
     text = json.dumps(sections, default=lambda x: np.asarray(x).tolist())
-    return _made_network(text, num_classes, tuple(shape))
+    return _shared_network(text, num_classes, tuple(shape))
 
 
 @functools.lru_cache(maxsize=32)
-def _made_network(
+def _shared_network(
     sections: str, num_classes: int, shape: tuple[int, ...]
 ) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
     return _new_network(ConfigDict(json.loads(sections)), num_classes, shape)

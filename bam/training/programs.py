@@ -8,8 +8,8 @@ from typing import TypeVar
 from jaxtyping import PyTree
 
 from bam import memory
-from bam.core.program import compiled_once
-from bam.core.tracing import being_traced
+from bam.core.program import compile_once
+from bam.core.tracing import is_tracing
 from bam.errors import InputError
 from bam.training import devices
 from bam.training.step import Parts
@@ -34,7 +34,7 @@ class Programs:
     log: Callable[[str], None]
     fitting: dict[Callable[..., object], int] = dataclasses.field(default_factory=dict)
 
-    def checked(
+    def bind(
         self, function: Callable[..., Output], what: str, *, donate: tuple[int, ...] = ()
     ) -> Callable[..., Output]:
         """Returns the function without the parts, compiled on its first call.
@@ -47,12 +47,12 @@ class Programs:
           what: what it computes, for a message.
           donate: the arguments, counted without the parts, whose memory the result may take.
         """
-        program = compiled_once(function, self.parts, donate=donate)
+        program = compile_once(function, self.parts, donate=donate)
 
         @functools.wraps(program)
         def call(*args: PyTree) -> Output:
             # What is traced runs elsewhere, perhaps on devices that are not there.
-            if function not in self.fitting and not being_traced():
+            if function not in self.fitting and not is_tracing():
                 self.check(function, what, *args, donate=donate)
             result: Output = program(*args)
             return result
@@ -69,13 +69,13 @@ class Programs:
     ) -> None:
         """InputError, with a `microbatch_size` that fits, if a function of `Parts` does not fit.
 
-        The arguments are those of `checked`, and those of the function without the parts.
+        The arguments are those of `bind`, and those of the function without the parts.
         `keeps_size`: the run goes on, so its size cannot be changed, and none is looked for.
         """
 
         def needs(size: int) -> memory.Needs | None:
             parts = self.parts.with_microbatch_size(size)
-            return devices.needs(compiled_once(function, parts, donate=donate), *args)
+            return devices.needs(compile_once(function, parts, donate=donate), *args)
 
         size = self.parts.gradient.microbatch_size
         needed = needs(size)

@@ -128,7 +128,7 @@ def clip_norm_from_public(
     init, _, loss = models.as_functions(module, shape)
     images, labels = (jnp.asarray(x) for x in public.train[:2])
 
-    def prepared(image: Array, label: Array) -> PyTree:
+    def prepare(image: Array, label: Array) -> PyTree:
         """An example from a stored image."""
         # Made when it is read, because float images take four times the memory of stored ones.
         image = jax.image.resize(datasets.normalize(public, image), shape, "bilinear")
@@ -140,7 +140,7 @@ def clip_norm_from_public(
     def step(
         params: Params, opt_state: optax.OptState, *rows: Array
     ) -> tuple[Params, optax.OptState]:
-        batch = jax.vmap(prepared)(*rows)
+        batch = jax.vmap(prepare)(*rows)
         gradient = jax.grad(lambda p: jnp.mean(jax.vmap(loss, (None, 0))(p, batch)))(params)
         updates, opt_state = optimizer.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
@@ -158,7 +158,7 @@ def clip_norm_from_public(
 
     # The engine's sum computes the norms microbatch by microbatch; here it has nothing to add.
     def norm_of(params: Params, row: tuple[Array, Array]) -> tuple[tuple[()], Array]:
-        return (), pytree.l2_norm(jax.grad(loss)(params, prepared(*row)))
+        return (), pytree.l2_norm(jax.grad(loss)(params, prepare(*row)))
 
     norms_of = jax.jit(functools.partial(per_example_sum, norm_of))
     memory.check(norms_of, params, (images, labels), what="measuring norms", remedy=REMEDY)

@@ -49,7 +49,7 @@ def num_correct(trainer: Trainer, params: Params, split: Split) -> int:
     return total
 
 
-def noised(num_correct: int, noise_multiplier: float, key: UInt32[Array, "8"]) -> int:
+def noised_count(num_correct: int, noise_multiplier: float, key: UInt32[Array, "8"]) -> int:
     """The noised count n·u + round(Z), an integer, with u = `unit_of(τ)` and Z ~ N(0, 2^40).
 
     If one example changes n by at most 1, this is a rounding of the Gaussian mechanism with noise

@@ -22,7 +22,7 @@ from bam.core.scalars import Number
 from bam.core.seeds import host_key
 from bam.data import datasets
 from bam.models import finetune, losses
-from bam.models.interpreter import interpreted
+from bam.models.interpreter import interpret
 from bam.privacy import private_gradient
 from bam.privacy.private_gradient import DrawnBatch, PlainGradient, PrivateGradient, PrivateState
 from bam.training import diagnostics, examples
@@ -247,7 +247,7 @@ def first_state(
             frozen=frozen,
         )
 
-    return interpreted(
+    return interpret(
         state,
         stream_key(seed, "weights"),
         jnp.asarray(host_key(seed, "noise")),

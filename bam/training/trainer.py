@@ -13,7 +13,7 @@ from jaxtyping import Array, PyTree
 
 from bam import models
 from bam.core import pytree, sampling
-from bam.core.program import compiled_once
+from bam.core.program import compile_once
 from bam.core.pytree import Params
 from bam.data import datasets
 from bam.errors import InputError
@@ -127,23 +127,23 @@ class Trainer:
     @functools.cached_property
     def step(self) -> Callable[..., TrainState]:
         """Takes a step that donates the old state, so that the memory need not hold two."""
-        return self.programs.checked(steps.take, STEP, donate=(0,))
+        return self.programs.bind(steps.take, STEP, donate=(0,))
 
     @functools.cached_property
     def mean_gradients(self) -> Callable[..., Any]:
         """Returns the means of gradients. NOT PRIVATE."""
-        return self.programs.checked(steps.mean_gradients, "measuring gradients")
+        return self.programs.bind(steps.mean_gradients, "measuring gradients")
 
     @functools.cached_property
     def diagnose(self) -> Callable[..., dict[str, Array]]:
         """Returns the clipping bias and other figures. NOT PRIVATE."""
-        return self.programs.checked(steps.diagnose, BIAS)
+        return self.programs.bind(steps.diagnose, BIAS)
 
     @functools.cached_property
     def score_images(self) -> Callable[..., tuple[Array, Array, Array]]:
         """The function of `bam.training.step`, compiled once for all methods."""
         # It takes a few parts alone: all of them would compile it for each method.
-        return compiled_once(
+        return compile_once(
             steps.score_images,
             model=self.parts.model,
             criterion=self.criterion,

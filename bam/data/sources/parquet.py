@@ -28,7 +28,7 @@ from bam.data.stream import StoredImages
 from bam.errors import InputError
 from bam.extras import needs
 from bam.files import JsonObject
-from bam.privacy.user_ids import checked_id
+from bam.privacy.user_ids import read_id
 
 with needs("data"):
     import pyarrow as pa
@@ -186,7 +186,7 @@ def _file_ids(file: Path, column: str) -> list[_Ids]:
                 names = [""] * len(values)
                 for code, place in zip(used.tolist(), (row + first).tolist(), strict=True):
                     location = f"{file}: row {place}: column {column}"
-                    names[code] = checked_id(values[code], location)
+                    names[code] = read_id(values[code], location)
                 ids.append(_Ids(names, indices))
                 row += len(part)
     return ids
