@@ -51,7 +51,7 @@ def nonce(stream: Stream, step: StepLike, attempt: int = 0) -> tuple[StepLike, i
 
 
 def check_step(step: Any) -> None:
-    """InputError, in one line, unless the step is an integer from 0 to 2^32 - 1.
+    """Raises an InputError, in one line, unless the step is an integer from 0 to 2^32 - 1.
 
     For a traced step only shape and dtype are checked; the caller promises the range.
     """
@@ -87,7 +87,7 @@ def blocks(key: Array | np.ndarray, numbers: Words, nonce: Sequence[int | Array]
 
 
 def words(key: np.ndarray, num: int, nonce: Sequence[int]) -> UInt32[np.ndarray, " num"]:
-    """The first words of a stream, in order, for the host."""
+    """Returns the first words of a stream, in order, for the host."""
     return blocks(key, np.arange(-(-num // 16), dtype=np.uint32), nonce).T.ravel()[:num]
 
 

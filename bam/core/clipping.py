@@ -477,7 +477,7 @@ def _sensitivity(clip: Bounded) -> Number:
 
 
 def num_slots_of(clip: Bounded) -> int:
-    """The number of slots beside the gradient, 0 for none."""
+    """Returns the number of slots beside the gradient, 0 for none."""
     while isinstance(clip, Chain):
         clip = clip.transforms[-1]
     return clip.num_slots if isinstance(clip, ClipByL2NormWithSlots) else 0

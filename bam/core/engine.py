@@ -526,7 +526,7 @@ def pad_rows(tree_of_rows: PyTree, num_rows: int) -> PyTree:
 def _check_batch(
     batch: PyTree, mask: Array | None, microbatch_size: int, mesh: jax.sharding.Mesh | None
 ) -> tuple[int, int, Array]:
-    """The number of rows, rows per microbatch, and the mask as an array."""
+    """Returns the number of rows, rows per microbatch, and the mask as an array."""
     if microbatch_size < 1 or microbatch_size != int(microbatch_size):
         raise InputError(f"microbatch_size must be an integer from 1, got {microbatch_size}")
     if mesh and mesh.axis_types != (jax.sharding.AxisType.Auto,):

@@ -75,7 +75,7 @@ class GaussianNoise:
     def draws_of_device(
         self, num_entries: int, device: Array | int = 0, num_devices: int = 1
     ) -> Int32[Array, " share"]:
-        """A device's share of the noise of a sum, in multiples of the spacing.
+        """Returns a device's share of the noise of a sum, in multiples of the spacing.
 
         All shares have one length. Concatenated, they are the noise of all entries, with some
         unneeded draws at the end. InputError for more than 2^32 entries, or for an invalid key.
@@ -99,7 +99,10 @@ class GaussianNoise:
 
 
 def check_std(std: Number) -> None:
-    """InputError for a standard deviation that floats do not hold: negative, tiny, huge or NaN."""
+    """Checks a standard deviation.
+
+    InputError for one that floats do not hold: negative, tiny, huge or NaN.
+    """
     if scalars.is_known(std) and not (std == 0 or LEAST_STD <= std <= MOST_STD):
         raise InputError(
             f"noise needs a standard deviation of 0 or from {LEAST_STD} to {MOST_STD}, which "
@@ -108,7 +111,7 @@ def check_std(std: Number) -> None:
 
 
 def spacing_of(noise_std: Number) -> Number:
-    """The spacing of the grid that noise with a standard deviation lies on: std / 2^20."""
+    """Returns the spacing of the grid that noise with a standard deviation lies on: std / 2^20."""
     return noise_std / NOISE_STD
 
 
@@ -201,7 +204,7 @@ class Choice(NamedTuple):
 
 
 def choose_slots(word: UInt32[Array, "*n"], more: UInt32[Array, "*n"]) -> Choice:
-    """A slot, and the first word of the random number to compare with the slot's threshold.
+    """Returns a slot, and the first word of the random number to compare with the slot's threshold.
 
     They are made of one word and 15 more bits.
     """
@@ -211,9 +214,10 @@ def choose_slots(word: UInt32[Array, "*n"], more: UInt32[Array, "*n"]) -> Choice
 def look_up(
     table: "AliasTable", choice: Choice, rest: tuple[UInt32[Array, "*n"], ...]
 ) -> Int32[Array, "*n"]:
-    """The draw: the slot if the number is below its threshold, otherwise its alias, less 2^14.
+    """Returns the draw: the slot or its alias, less 2^14.
 
-    `rest` are two more words of the number, which decide ties; () if there is none.
+    It is the slot if the number is below the slot's threshold, otherwise the alias. `rest` are two
+    more words of the number, which decide ties; () if there is none.
     """
     below = choice.first < _entry(table.first, choice.slot)
     if rest:
@@ -270,7 +274,10 @@ def weights(std: decimal.Decimal) -> list[int]:
 
 
 def alias_table(probabilities: list[int]) -> AliasTable:
-    """The table with exactly these probabilities, which add up to 2^111, by Vose's algorithm."""
+    """Returns the table with exactly these probabilities, by Vose's algorithm.
+
+    The probabilities add up to 2^111.
+    """
     # Every slot is chosen with the same probability, `share`. A slot with less takes the rest from
     # a slot with more, which becomes its alias.
     share = 2 ** (TABLE_BITS - SLOT_BITS)

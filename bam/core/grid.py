@@ -53,12 +53,15 @@ def cut(x: Float[Array, "..."], spacing: Number) -> Int32[Array, "..."]:
 
 
 def carry(total: Total) -> Total:
-    """The same total in its unique form, with a low part from 0 to 2^16 - 1."""
+    """Returns the same total in its unique form, with a low part from 0 to 2^16 - 1."""
     return Total(total.high + (total.low >> LIMB_BITS), total.low & LIMB_MASK)
 
 
 def to_float(total: Total, spacing: Number, dtype: np.dtype) -> Float[Array, "..."]:
-    """A total in float32 or float64. Equal totals give equal floats if both are from `carry`."""
+    """Returns a total in float32 or float64.
+
+    Equal totals give equal floats if both are from `carry`.
+    """
     # Both parts and their sum are rounded in the same way for equal totals.
     multiple = total.high.astype(dtype) * (2**LIMB_BITS) + total.low.astype(dtype)
     return multiple * jnp.asarray(spacing, dtype)
@@ -67,7 +70,7 @@ def to_float(total: Total, spacing: Number, dtype: np.dtype) -> Float[Array, "..
 def rows_per_sum(
     sensitivity: Number, noise_std: Number, batch_size: int
 ) -> tuple[int | Int32[Array, ""], bool | Bool[Array, ""]]:
-    """The number of rows whose integers add up within 32 bits, and whether S and σS are in range.
+    """Returns the number of rows that add up within 32 bits, and whether S and σS are in range.
 
     In range are a finite bound, and noise that 32-bit floats hold and that can hide a row. Numbers
     out of range are an InputError, or False if one of them is traced.
@@ -101,7 +104,8 @@ def rows_per_sum(
 
 
 def fitting_size(microbatch_size: int, num_rows: int | Int32[Array, ""]) -> int:
-    """The microbatch size as asked if `num_rows` rows fit a sum, otherwise the largest fitting 2^k.
+    """Returns the microbatch size as asked, or the largest fitting 2^k if `num_rows` rows do not
+    fit.
 
     Powers of 2 keep the sizes few, because each one is compiled. If the number of rows is traced,
     the size is as asked, and the sum is NaN if the rows do not fit.

@@ -67,7 +67,7 @@ def init_noise(
     params: Params,
     strategy: Sequence[float] = INDEPENDENT,
 ) -> NoiseState:
-    """The state before the first step, for sums of gradients that `clip` has bounded."""
+    """Returns the state before the first step, for sums of gradients that `clip` has bounded."""
     check_key(key)
     step = jnp.zeros((), jnp.int32)
     if len(strategy) == 1:
@@ -87,7 +87,10 @@ def keyless(strategy: Sequence[float] = INDEPENDENT) -> NoiseState:
 
 
 def with_new_key(state: NoiseState, key: Array) -> NoiseState:
-    """The state with another key and without past noise, so no earlier noise is taken back."""
+    """Returns the state with another key and without past noise.
+
+    So no earlier noise is taken back.
+    """
     if isinstance(state, CorrelatedNoiseState):
         state = state._replace(past=jnp.zeros_like(state.past, device=state.past.sharding))
     return state._replace(key=key)
@@ -99,7 +102,7 @@ def advance_noise(
     sensitivity: Number,
     strategy: Sequence[float] = INDEPENDENT,
 ) -> tuple[GaussianNoise, NoiseState]:
-    r"""The noise of one step, and the state for the next step.
+    r"""Returns the noise of one step, and the state for the next step.
 
     Give the noise to `clipped_sum`. S is the L2 sensitivity of the sum. The fresh part has the
     deviation σ·S (1 + 1e-5), which covers the error of computed norms, or more if it is correlated
@@ -135,13 +138,13 @@ def advance_noise(
 
 
 def check_rounding(state: NoiseState, noise_multiplier: Number, strategy: Sequence[float]) -> None:
-    """InputError if there are too many parameters for noise of this strategy."""
+    """Raises InputError if there are too many parameters for noise of this strategy."""
     if isinstance(state, CorrelatedNoiseState):
         rounding_share(noise_multiplier, strategy, state.past.shape[1])
 
 
 def rounding_share(noise_multiplier: Number, strategy: Sequence[float], num_entries: int) -> Number:
-    """The share of correlated noise that only covers its own rounding.
+    """Returns the share of correlated noise that only covers its own rounding.
 
     InputError if it is more than half; a traced σ is not checked.
     """
@@ -167,7 +170,7 @@ def noise_std(noise_multiplier: Number, sensitivity: Number) -> Number:
 def fitting_size(
     microbatch_size: int, noise_multiplier: Number, sensitivity: Number, num_rows: int
 ) -> int:
-    """The microbatch size as asked, or a smaller one if 32 bits cannot hold the sum."""
+    """Returns the microbatch size as asked, or a smaller one if 32 bits cannot hold the sum."""
     std = noise_std(noise_multiplier, sensitivity)
     return grid.fitting_size(microbatch_size, grid.rows_per_sum(sensitivity, std, num_rows)[0])
 
@@ -186,7 +189,7 @@ def gaussian_noise(
     key: UInt32[Array, "8"],
     step: Integer[Array, ""] | int = 0,
 ) -> GaussianNoise:
-    r"""The noise of one sum of gradients that `clip` has bounded, for `clipped_sum(…, noise=…)`.
+    r"""Returns the `noise` of `clipped_sum`, for one sum of gradients that `clip` has bounded.
 
     Its deviation is σ·S (1 + 1e-5), which covers the rounding of bounds in 32-bit floats.
 

@@ -108,7 +108,7 @@ def as_part(oracle: Method) -> Method:
 def method(
     make: Callable[Concatenate[LossFn, Options], Method],
 ) -> Callable[Concatenate[LossFn, Options], Oracle]:
-    """A decorator that gives the oracles of a method `(loss_fn, ...) -> Oracle` a `with_loss`.
+    """Decorates a method `(loss_fn, ...) -> Oracle`, so that its oracles have a `with_loss`.
 
     With it, the ascent of a changed loss uses that loss: one ascent for a user's mean loss, and
     only along the trained parameters.
@@ -126,7 +126,7 @@ def method(
 
 
 def mean_loss(loss_fn: LossFn) -> LossFn:
-    """The loss of a user, `(params, (rows, is_real))`: the mean over the rows whose flag is True.
+    """Returns the loss of a user, `(params, (rows, is_real))`: the mean over rows with flag True.
 
     Examples:
       >>> import jax.numpy as jnp
@@ -393,7 +393,7 @@ _Mask: TypeAlias = _Flags | Callable[[Params], PyTree] | None
 
 
 def _choose(params: Params, mask: _Mask) -> tuple[list[Array], Callable[[list[Array]], Params]]:
-    """The leaves for which `mask` is True, and a function that puts others in their place."""
+    """Returns the leaves for which `mask` is True, and a function that replaces them."""
     leaves, structure = jax.tree.flatten(params)
     if mask is not None and not isinstance(mask, _Flags):
         chosen = mask(params)

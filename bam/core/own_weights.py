@@ -18,7 +18,7 @@ own_weights = contextvars.ContextVar("weights of each example's own", default=Fa
 
 
 def at_own_weights(fn: Traced) -> Traced:
-    """The same function, traced with `own_weights` set."""
+    """Returns the same function, traced with `own_weights` set."""
 
     @functools.wraps(fn)
     def trace(*args: Any) -> PyTree:

@@ -71,13 +71,13 @@ def private_mean(
     mesh: jax.sharding.Mesh | None = None,
     is_noised: bool = True,
 ) -> tuple[Grads, Float[Array, " batch"], PrivatizeState]:
-    r"""The private mean in constant memory, $(\sum_i m_i\, clip(g_i) + N(0, \sigma^2 S^2)) / l$.
+    r"""Returns the private mean $(\sum_i m_i\, clip(g_i) + N(0, \sigma^2 S^2)) / l$ of a step.
 
-    `privatize`, `bam train` and `bam.PrivateTraining` call it in every private step. g_i is
-    `grad_fn(params, example)`, an oracle's `grad` at the weights that its `ascend` returns. The
-    rows must be a batch of `sampling.pad`, at random places, and the call must be part of a
-    compiled program. Returns the mean, the norms of `clipped_sum`, which are NOT private, and the
-    next step's state.
+    It is computed in constant memory. `privatize`, `bam train` and `bam.PrivateTraining` call it in
+    every private step. g_i is `grad_fn(params, example)`, an oracle's `grad` at the weights that
+    its `ascend` returns. The rows must be a batch of `sampling.pad`, at random places, and the call
+    must be part of a compiled program. Returns the mean, the norms of `clipped_sum`, which are NOT
+    private, and the next step's state.
     """
     # Noise for S · σ, whatever the number of rows: an empty batch gets as much.
     noise, noise_state = advance_noise(

@@ -208,7 +208,7 @@ def claim_key(key: UInt32[Array | np.ndarray, "8"]) -> Claim:
 
 
 def _row(params: Params, row: Grads) -> Grads:
-    """The gradient of an example that is its gradient."""
+    """Returns the gradient of an example that is its gradient."""
     return row
 
 

@@ -86,7 +86,7 @@ def record(cls: Cls) -> Cls:
 
 
 def is_part(value: object) -> bool:
-    """Whether a value is an object of a dataclass that JAX knows as a pytree.
+    """Returns whether a value is an object of a dataclass that JAX knows as a pytree.
 
     InputError if a leaf is no number, such as a function in a field that is not marked as static.
     """

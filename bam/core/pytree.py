@@ -29,7 +29,10 @@ def at_least_float32(x: Array) -> Array:
 
 
 def common_dtype(*values: Any) -> np.dtype:
-    """The dtype of a sum of values, also where the user's `jax_numpy_dtype_promotion` is strict."""
+    """Returns the dtype of a sum of values.
+
+    It is the same where the user's `jax_numpy_dtype_promotion` is strict.
+    """
     with jax.numpy_dtype_promotion("standard"):
         return np.dtype(jnp.result_type(*values))
 
@@ -43,12 +46,15 @@ def _placeholder() -> type:
 
 
 def is_placeholder(tree: PyTree) -> bool:
-    """Whether `optax.tree.map_params` put it in place of parameters, to see a state's structure."""
+    """Returns whether `optax.tree.map_params` put this in place of parameters.
+
+    Optax does so to see a state's structure.
+    """
     return isinstance(tree, _placeholder())
 
 
 def check_has_arrays(tree: PyTree, what: str = "parameters are") -> None:
-    """InputError for a tree without an array, because there is nothing to train."""
+    """Raises InputError for a tree without an array, because there is nothing to train."""
     if not jax.tree.leaves(tree):
         raise InputError(f"the {what} a tree without arrays: there is nothing to train")
 
@@ -183,7 +189,7 @@ def sum_of_real(
     rows: PyTree,
     is_real: Bool[Array, " rows"],
 ) -> Float[Array, ""]:
-    """The sum of `loss_fn(params, row)` over the rows whose flag is True."""
+    """Returns the sum of `loss_fn(params, row)` over the rows whose flag is True."""
     # A real row replaces each padded one, whose loss could have a NaN gradient.
     index = jnp.where(is_real, jnp.arange(len(is_real)), jnp.argmax(is_real))
     rows = jax.tree.map(lambda x: x[index], rows)
@@ -214,13 +220,13 @@ def read_from_memory(
 
 
 def as_vector(tree: PyTree) -> Array:
-    """All entries of a tree in one vector, `[entries]`, leaf by leaf."""
+    """Returns all entries of a tree in one vector, `[entries]`, leaf by leaf."""
     vectors = [x.ravel() for x in jax.tree.leaves(tree)]
     return vectors[0] if len(vectors) == 1 else jnp.concatenate(vectors)
 
 
 def from_vector(vector: Array, like: PyTree) -> PyTree:
-    """The tree with a vector's entries, and the shapes and dtypes of `like`."""
+    """Returns the tree with a vector's entries, and the shapes and dtypes of `like`."""
     leaves: list[Any] = jax.tree.leaves(like)
     ends = np.cumsum([math.prod(x.shape) for x in leaves])
     vectors = [vector[end - math.prod(x.shape) : end] for x, end in zip(leaves, ends, strict=True)]
@@ -230,7 +236,7 @@ def from_vector(vector: Array, like: PyTree) -> PyTree:
 
 @functools.lru_cache(maxsize=64)  # a program tells functions apart by identity
 def name_mask(pattern: str) -> Callable[[Params], PyTree]:
-    """A mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
+    """Returns a mask that chooses parameters by name, for `ascent_mask` or `optax.masked`.
 
     The regular expression is searched for in each leaf's path, such as `"GroupNorm_0/scale"`.
     InputError if it is not a regular expression.
@@ -261,18 +267,18 @@ def merge(chosen: PyTree, others: PyTree) -> PyTree:
 
 
 def same_structure(a: PyTree, b: PyTree) -> bool:
-    """Whether two pytrees have the same structure."""
+    """Returns whether two pytrees have the same structure."""
     structure: jax.tree_util.PyTreeDef = jax.tree.structure(a)
     return bool(structure == jax.tree.structure(b))
 
 
 def is_key(leaf: object) -> bool:
-    """Whether a leaf is a typed PRNG key, which cannot become a NumPy array."""
+    """Returns whether a leaf is a typed PRNG key, which cannot become a NumPy array."""
     return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def names(tree: PyTree) -> list[str]:
-    """The name of each leaf, such as `"GroupNorm_0/scale"`."""
+    """Returns the name of each leaf, such as `"GroupNorm_0/scale"`."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
 

@@ -42,7 +42,7 @@ class PaddedBatch(NamedTuple):
     mask: Bool[np.ndarray | Array, " rows"]
 
     def within(self, num_rows: int) -> "PaddedBatch":
-        """The batch on the host, without the row numbers from `num_rows` on."""
+        """Returns the batch on the host, without the row numbers from `num_rows` on."""
         mask = np.asarray(self.mask) & (np.asarray(self.indices) < num_rows)
         return PaddedBatch(np.where(mask, self.indices, PADDING).astype(np.int32), mask)
 
@@ -117,7 +117,7 @@ def _uint64(words: UInt32[np.ndarray, "2 n"]) -> np.ndarray:
 def permutation(
     key: UInt32[np.ndarray, "8"], stream: Stream, step: int, size: int
 ) -> Int64[np.ndarray, " size"]:
-    """A uniformly random permutation: the order of distinct random numbers."""
+    """Returns a uniformly random permutation: the order of distinct random numbers."""
     for attempt in range(2**32):
         words = chacha.words(key, 2 * size, nonce(stream, step, attempt))
         numbers = _uint64(words.reshape(2, size))
@@ -185,7 +185,7 @@ def cycle_parts(
 
 
 def are_separated(members: Bool[np.ndarray, "_ examples"], num_steps: int) -> bool:
-    """Whether no example is in two of any `num_steps` consecutive batches of a run."""
+    """Returns whether no example is in two of any `num_steps` consecutive batches of a run."""
     windows = np.lib.stride_tricks.sliding_window_view(members, min(num_steps, len(members)), 0)
     return bool(np.all(windows.sum(axis=-1) <= 1))
 

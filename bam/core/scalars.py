@@ -58,7 +58,7 @@ def argument(name: str, value: Any) -> Number:
 
 
 def is_known(*values: Any) -> bool:
-    """Whether none of the values is a tracer."""
+    """Returns whether none of the values is a tracer."""
     return not any(isinstance(value, jax.core.Tracer) for value in values)
 
 

@@ -42,7 +42,7 @@ _made_in: dict[bytes, Process] = {}
 
 
 def secret_key() -> UInt32[Array, "8"]:
-    """A new key that nobody can know: 32 random bytes of the operating system.
+    """Returns a new key that nobody can know: 32 random bytes of the operating system.
 
     RuntimeError while JAX traces, because the key would be a constant of the compiled program,
     which would add the same noise every time it runs. Pass keys as arguments instead.
@@ -60,11 +60,12 @@ def secret_key() -> UInt32[Array, "8"]:
 
 
 def seeded_key(seed: int, label: str = "noise") -> UInt32[Array, "8"]:
-    """The key of a seed and a label, to repeat a run. Anyone who knows the seed knows the key.
+    """Returns the key of a seed and a label, to repeat a run.
 
-    Keys of different labels reveal nothing about each other. A label is one of `KEY_LABELS` or any
-    other text. InputError for a seed that is not an integer from 0 to 2^256 - 1, or for a label in
-    `JAX_LABELS`; RuntimeError while JAX traces, as for `secret_key`.
+    Anyone who knows the seed knows the key. Keys of different labels reveal nothing about each
+    other. A label is one of `KEY_LABELS` or any other text. InputError for a seed that is not an
+    integer from 0 to 2^256 - 1, or for a label in `JAX_LABELS`; RuntimeError while JAX traces, as
+    for `secret_key`.
 
     Examples:
       >>> bool((seeded_key(0) == seeded_key(0)).all()), bool((seeded_key(0) == seeded_key(1)).all())
@@ -85,7 +86,7 @@ def _check_untraced(function: str) -> None:
 
 
 def host_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
-    """The key that a seed derives for one of `KEY_LABELS`, as a host array.
+    """Returns the key that a seed derives for one of `KEY_LABELS`, as a host array.
 
     It is the 8 words of `seeded_key`: HKDF-SHA-256 (RFC 5869) of the seed's bytes and the label.
     For `JAX_LABELS` it is the 2 words of a JAX key, by NumPy's `SeedSequence`. Every bit of the
@@ -115,7 +116,7 @@ def _derived_key(seed: int, label: str) -> UInt32[np.ndarray, " words"]:
 
 
 def hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
-    """The first 32 bytes of HKDF-SHA-256 (RFC 5869)."""
+    """Returns the first 32 bytes of HKDF-SHA-256 (RFC 5869)."""
     extracted = hmac.digest(salt, secret, hashlib.sha256)
     return hmac.digest(extracted, info + b"\x01", hashlib.sha256)
 
@@ -140,7 +141,7 @@ def check_key(key: object) -> None:
 
 
 def is_secret(key: UInt32[Array | np.ndarray, "8"]) -> bool:
-    """Whether `secret_key` made a key of these words, here or before a fork."""
+    """Returns whether `secret_key` made a key of these words, here or before a fork."""
     return digest(key) in _made_in
 
 

@@ -132,7 +132,7 @@ def check(num_slots: object, name: str = "slack") -> int:
 
 
 def beside(norm: Float[Array, ""], clip_norm: Number, num_slots: int) -> Float[Array, " slots"]:
-    """The slots beside a gradient with this computed norm, which may be NaN or infinite."""
+    """Returns the slots beside a gradient with this computed norm, which may be NaN or infinite."""
     is_shorter = norm < clip_norm
     ratio = jnp.where(is_shorter, norm, 0.0) / jnp.where(is_shorter, clip_norm, 1.0)
     room = jnp.where(is_shorter, 1 - (1 + ROUNDING_ROOM) * jnp.square(ratio), 0.0)
@@ -141,12 +141,12 @@ def beside(norm: Float[Array, ""], clip_norm: Number, num_slots: int) -> Float[A
 
 
 def first_state(num_slots: int) -> SlotState:
-    """The state before the first step."""
+    """Returns the state before the first step."""
     return SlotState(jnp.zeros(num_slots), jnp.zeros(num_slots), jnp.zeros((), jnp.int32))
 
 
 def advance(state: SlotState, mean: Float[Array, " slots"], clip_norm: Number) -> SlotState:
-    """The state after a step with these noised means of slots."""
+    """Returns the state after a step with these noised means of slots."""
     unit = jnp.where(clip_norm > 0, clip_norm, 1.0) / math.sqrt(len(mean))
     last = (mean / unit).astype(state.last.dtype)
     return SlotState(last, state.total + last, state.num_steps + 1)
@@ -199,7 +199,7 @@ def gradient_norms(
 
 
 def norms_of(num_slots: int) -> tuple[float, ...]:
-    """The norms r_j in units of C, in the middle of each cell."""
+    """Returns the norms r_j in units of C, in the middle of each cell."""
     return tuple(math.sqrt(1 - (j + 0.5) / num_slots) for j in range(num_slots))
 
 
@@ -231,7 +231,7 @@ def of_shares(shares: Mapping[str, Sequence[float]]) -> GradientNorms:
 
 
 def advice(norms: GradientNorms, clip_norm: float) -> str:
-    """A sentence on the clip norm C of a next training, as far as the figure supports one.
+    """Returns a sentence on the clip norm C of a next training, as far as the figure supports one.
 
     The median norm is a usual C, which `bam clip_norm` takes from public data. Norms above C are
     not seen, so there is no number for a larger C. The ε of a next training adds to that of this

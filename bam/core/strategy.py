@@ -39,7 +39,7 @@ HORIZON = 2**14  # steps for which growth is computed; the rest must be negligib
 
 
 def square_root(bands: int) -> tuple[float, ...]:
-    r"""The first b coefficients of $(1 - x)^{-1/2}$, in 256ths: 1, 1/2, 3/8 and so on.
+    r"""Returns the first b coefficients of $(1 - x)^{-1/2}$, in 256ths: 1, 1/2, 3/8 and so on.
 
     Among strategies of b numbers they are close to optimal for the prefix sums of the gradients.
     b = 1 is independent noise. InputError for fewer than 1 or more than 256 bands.
@@ -71,7 +71,10 @@ def norm(strategy: Sequence[float] | np.ndarray) -> float:
 
 
 def noise_of(strategy: Sequence[float], num_steps: int) -> np.ndarray:
-    """The first column of C^-1: n_t in terms of z_t, z_{t-1}, …, `[T]`, before any rounding."""
+    """Returns the first column of C^-1, `[T]`, before any rounding.
+
+    It is n_t in terms of z_t, z_{t-1} and so on.
+    """
     impulse = np.zeros(num_steps)
     impulse[0] = 1.0
     column: np.ndarray = signal.lfilter([1.0], strategy, impulse)
@@ -79,7 +82,7 @@ def noise_of(strategy: Sequence[float], num_steps: int) -> np.ndarray:
 
 
 def check(strategy: Sequence[float]) -> None:
-    """InputError, in one line, for a strategy that cannot be used.
+    """Raises an InputError, in one line, for a strategy that cannot be used.
 
     It must begin with 1, in multiples of 1/256, and its noise must not overflow or grow.
     """

@@ -16,7 +16,7 @@ from bam.errors import InputError
 
 
 def is_tracing() -> bool:
-    """Whether JAX is tracing, mapping or differentiating a function at the moment."""
+    """Returns whether JAX is tracing, mapping or differentiating a function at the moment."""
     from jax._src import core  # nothing public tells a `vmap` from an ordinary call
 
     return not core.trace_state_clean()
@@ -127,7 +127,10 @@ def _refuse_derivative(primals: tuple[Array], tangents: tuple[Array]) -> NoRetur
 
 
 def _nan_if_shared(total: PyTree, key: Array, step: Array) -> PyTree:
-    """The noised sums, or NaN if two of them have one key and step, and so the same noise."""
+    """Returns the noised sums, or NaN if two of them have the same key and step.
+
+    Such sums have the same noise.
+    """
     steps = jnp.reshape(step, (-1, 1)).astype(jnp.uint32)
     draws = jnp.concatenate([jnp.reshape(key, (-1, key.shape[-1])), steps], axis=1)
     draws = draws[jnp.lexsort(draws.T)]  # sorted, equal rows are neighbours

@@ -34,7 +34,7 @@ def table(ids: Integer[np.ndarray, " n"], size: int) -> Int64[np.ndarray, "users
 
 
 def examples(batch: PaddedBatch, table: Int64[np.ndarray, "users k"]) -> PaddedBatch:
-    """The examples `[M, k]` of a batch of users, with their mask."""
+    """Returns the examples `[M, k]` of a batch of users, with their mask."""
     rows = table[np.where(batch.mask, batch.indices, 0)]
     mask = np.asarray(batch.mask)[:, None] & (rows != EMPTY)
     return PaddedBatch(np.where(mask, rows, PADDING).astype(np.int32), mask)
