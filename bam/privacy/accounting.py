@@ -86,7 +86,7 @@ def epsilon(
     delta: float,
     accountant: str = "pld",
 ) -> float:
-    """ε of T steps of the Poisson-sampled Gaussian mechanism, at a given δ.
+    """Returns ε of T steps of the Poisson-sampled Gaussian mechanism, at a given δ.
 
     Neighbours: one example is replaced by nothing, at the same q and T (zero-out). ε is 0 for
     T = 0, q = 0 or σ = ∞, and otherwise `inf` for σ below 1e-6.
@@ -133,7 +133,7 @@ def cached_epsilon(
 
 
 def joint_epsilon(events: Sequence[PoissonSteps], delta: float) -> float:
-    """ε of several Poisson-sampled Gaussian mechanisms on the same data, at a given δ, by PLD.
+    """Returns ε of several Poisson-sampled Gaussian mechanisms on the same data, at δ, by PLD.
 
     Their privacy losses are composed. If each has ε_i at δ_i and the δ_i add up to δ, the result is
     at most the sum of the ε_i, and usually much less. Each σ, q and T must be positive. Errors are
@@ -183,7 +183,7 @@ def deltas(
 def poisson_tradeoff(
     *, noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: float
 ) -> tradeoff.Tradeoff:
-    """A lower bound of the trade-off function of T steps of the Poisson-sampled Gaussian.
+    """Returns a lower bound of the trade-off function of T steps of the Poisson-sampled Gaussian.
 
     It bounds every attacker on a training with these settings. It is computed by `deltas` at 200 ε
     from 0 to `up_to`, which should exceed the claimed ε.
@@ -203,7 +203,7 @@ def noise_multiplier(
     num_steps: int,
     accountant: str = "pld",
 ) -> float:
-    """The smallest noise multiplier σ that keeps T steps within (ε, δ).
+    """Returns the smallest noise multiplier σ that keeps T steps within (ε, δ).
 
     `epsilon(noise_multiplier=σ, …)` is never above the target, which must be from 0.001 to 256. ε
     is at most a relative 1e-5 below the target; it is further below if a σ below 0.1 suffices, if
@@ -264,18 +264,21 @@ def _noise_multiplier(
 
 
 def _refine(by_accountant: Callable[[float], float], target: float, near: float) -> float:
-    """The least σ up to `LARGEST_NOISE`, from which on `by_accountant` is constant."""
+    """Returns the least σ up to `LARGEST_NOISE`, from which on `by_accountant` is constant."""
     return min(LARGEST_NOISE, least_noise(by_accountant, target, near, 1e-5))
 
 
 def rdp_floor(orders: Sequence[float], delta: float) -> float:
-    """The ε that RDP with these orders approaches as the noise grows, the cost of δ alone."""
+    """Returns the ε that RDP with these orders approaches as the noise grows.
+
+    It is the cost of δ alone.
+    """
     costs = (math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in orders)
     return max(0.0, min(costs))
 
 
 def check_rdp_floor(target: float, delta: float) -> None:
-    """InputError for a target that accountant rdp cannot reach with any useful noise."""
+    """Raises InputError for a target that accountant rdp cannot reach with any useful noise."""
     floor = rdp_floor(ALL_ORDERS, delta)
     if target <= floor:
         raise InputError(
@@ -296,7 +299,7 @@ def _by_rdp(
     delta: float,
     orders: tuple[float, ...] | None = None,
 ) -> float:
-    """ε by dp-accounting's Rényi accountant, with these orders or its default ones."""
+    """Returns ε by dp-accounting's Rényi accountant, with these orders or its default ones."""
     with without_order_warnings():
         step = _step_rdp(sigma, prob, orders)
         spent = float(compute_epsilon(step.orders, num_steps * step.rdp, delta)[0])
@@ -306,7 +309,7 @@ def _by_rdp(
 
 
 def epsilon_near_zero(sigma: float, prob: float, num_steps: int, delta: float) -> float:
-    """An upper bound on ε without sums of small numbers.
+    """Returns an upper bound on ε without sums of small numbers.
 
     It is 0 if δ covers the total variation. Otherwise it is the bound of the Gaussian without
     sampling, ρ + 2 √(ρ log 1/δ) with ρ = T/(2σ²) (Bun & Steinke 2016, Proposition 1.3).
@@ -386,7 +389,7 @@ def _joint_rdp(
 
 
 def _check_room(events: Sequence[PoissonSteps], delta: float) -> None:
-    """InputError if PLD's tables would fill the memory."""
+    """Raises InputError if PLD's tables would fill the memory."""
     about, least = math.inf, min(x.noise_multiplier for x in events)
     # RDP is fast, and the tables grow with its ε. Few orders overestimate a large ε, so from
     # σ = 0.1, all orders are tried before the refusal.
@@ -413,7 +416,7 @@ def read_steps(sampling_prob: float, num_steps: float, delta: float) -> tuple[fl
 
 
 def check_noise_multiplier(noise_multiplier: float) -> None:
-    """InputError for a σ that is negative, NaN, or finite and above `LARGEST_NOISE`."""
+    """Raises InputError for a σ that is negative, NaN, or finite and above `LARGEST_NOISE`."""
     if not (0 <= noise_multiplier <= LARGEST_NOISE or noise_multiplier == math.inf):
         raise InputError(
             f"noise_multiplier must be from 0 to {LARGEST_NOISE:.0e}, got {noise_multiplier}"
@@ -421,7 +424,7 @@ def check_noise_multiplier(noise_multiplier: float) -> None:
 
 
 def check_search(target_epsilon: float, sampling_prob: float, num_steps: int) -> None:
-    """InputError for an ε outside the range of searches, or if nothing is released."""
+    """Raises InputError for an ε outside the range of searches, or if nothing is released."""
     if not SMALLEST_EPSILON <= target_epsilon <= LARGEST_EPSILON:
         raise InputError(
             f"epsilon must be from {SMALLEST_EPSILON} to {LARGEST_EPSILON}, got {target_epsilon}"
@@ -433,7 +436,7 @@ def check_search(target_epsilon: float, sampling_prob: float, num_steps: int) ->
 
 
 def check_steps(sampling_prob: float, num_steps: int, delta: float, accountant: str) -> None:
-    """InputError for a q, T or δ out of range, or an unknown accountant."""
+    """Raises InputError for a q, T or δ out of range, or an unknown accountant."""
     if accountant not in ACCOUNTANTS:
         raise InputError(f"unknown accountant {accountant!r}; choose from {', '.join(ACCOUNTANTS)}")
     if not 0 <= sampling_prob <= 1:

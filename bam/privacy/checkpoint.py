@@ -42,7 +42,7 @@ def newest(folder: Path) -> Path | None:
 
 
 def _checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, oldest first."""
+    """Returns the checkpoints in a folder, oldest first."""
     return sorted((x for x in folder.glob("*.npz") if x.stem.isdecimal()), key=_step)
 
 
@@ -51,7 +51,10 @@ def _step(path: Path) -> int:
 
 
 def check(tree: PyTree, secret: bytes) -> None:
-    """InputError for a leaf that is not an array of numbers, or contains the secret's bytes."""
+    """Checks the leaves of a tree.
+
+    InputError for a leaf that is not an array of numbers, or contains the secret's bytes.
+    """
     for name, leaf in zip(pytree.names(tree), jax.tree.leaves(tree), strict=True):
         array = _on_host(leaf)
         if array.dtype.kind in "OSUMm" or (secret and secret in array.tobytes()):
@@ -167,7 +170,7 @@ def restore(path: Path, like: PyTree) -> PyTree:
 
 
 def _place(leaf: PyTree, array: np.ndarray) -> PyTree:
-    """The array on the leaf's device, so that programs compiled for the leaf serve it."""
+    """Returns the array on the leaf's device, so that programs compiled for the leaf serve it."""
     if not isinstance(leaf, jax.Array):
         return array
     if pytree.is_key(leaf):

@@ -113,7 +113,10 @@ class Ledger:
             self._file.close()
 
     def last_step(self, step: int) -> int:
-        """The last step of training from `step` on: the planned one, or less after lost steps."""
+        """Returns the last step of training from `step` on.
+
+        It is the planned one, or less after lost steps.
+        """
         return min(self._plan.training_steps, step + self._plan.num_steps - self.begun)
 
     def begin(self) -> None:
@@ -172,7 +175,7 @@ class Ledger:
 
 
 def lost_in_words(plan: PrivacyPlan, lost: int, end: int) -> str:
-    """The consequence of lost steps for the run, in one line."""
+    """Returns the consequence of lost steps for the run, in one line."""
     what = "1 step was lost in a crash and its privacy is"
     if lost > 1:
         what = f"{lost} steps were lost in a crash and their privacy is"
@@ -185,7 +188,7 @@ def lost_in_words(plan: PrivacyPlan, lost: int, end: int) -> str:
 
 
 def this_process(first_step: int, num_devices: int) -> JsonObject:
-    """The record of this process: its code, libraries and devices.
+    """Returns the record of this process: its code, libraries and devices.
 
     Args:
       first_step: number of its first step in the ledger.
@@ -214,13 +217,16 @@ def are_processes(value: object) -> TypeGuard[list[JsonObject]]:
 
 
 def check_no_processes(folder: Path) -> None:
-    """InputError if a run is to begin in a folder where processes of another run took steps."""
+    """Checks that no process of another run took steps in a folder.
+
+    InputError if one did, because a run is to begin there.
+    """
     if (folder / PROCESSES).exists():
         raise InputError(f"{folder} has {PROCESSES}, but no run: choose another folder")
 
 
 def read_processes(folder: Path | None, at_least: Sequence[JsonObject] = ()) -> list[JsonObject]:
-    """The processes that took the steps of the run in a folder, earliest first.
+    """Returns the processes that took the steps of the run in a folder, earliest first.
 
     The list is empty if the folder has no file of them, as a new folder.
 

@@ -56,7 +56,10 @@ class OwnEvent(DpEvent):
         return None
 
     def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
-        """The smallest σ, by search, whose ε is at most the target, with the event's q and T."""
+        """Returns the smallest σ whose ε is at most the target, with the event's q and T.
+
+        It is found by search.
+        """
         raise NotImplementedError
 
 
@@ -138,7 +141,7 @@ class Mechanism:
     def noise_multiplier(
         self, *, target_epsilon: float, num_steps: int, delta: float, accountant: str
     ) -> float:
-        """The smallest σ, by search, whose ε is at most the target."""
+        """Returns the smallest σ, by search, whose ε is at most the target."""
         target: JsonObject = {"delta": delta, "accountant": accountant}
         # σ does not matter here: q and T of the event are the same for any.
         event = self.event(1.0, num_steps)
@@ -157,7 +160,7 @@ class Mechanism:
 
 
 def check_name(name: object) -> None:
-    """InputError, in one line, for an unknown name of a mechanism."""
+    """Raises an InputError, in one line, for an unknown name of a mechanism."""
     if name == "fixed_size":
         raise InputError(
             "mechanism fixed_size no longer exists: use poisson, --config.mechanism.name=poisson"

@@ -68,7 +68,7 @@ class Population:
     def number_users(
         self, groups: np.ndarray | Sequence[object] | None
     ) -> Int64[np.ndarray, " rows"]:
-        """The user of each row, see `bam.privacy.user_ids.number_users`.
+        """Returns the user of each row, see `bam.privacy.user_ids.number_users`.
 
         InputError unless there are N users, or from 1 to N if N was given.
         """
@@ -134,7 +134,7 @@ class PrivacyPlan:
 
     @classmethod
     def from_json(cls, record: JsonMapping) -> "PrivacyPlan":
-        """The plan in a `plan.json`, see `to_json`.
+        """Returns the plan in a `plan.json`, see `to_json`.
 
         A record is not trusted, so code that it names is not run. InputError for a user's own
         mechanism, for numbers that are out of range or disagree, and for a record of bam 0.1 or
@@ -296,7 +296,7 @@ class PrivacyPlan:
         return self.num_steps - self.spare_steps
 
     def epsilon_after(self, num_steps: int) -> float:
-        """ε at the plan's δ after `num_steps` begun steps, lost ones included.
+        """Returns ε at the plan's δ after `num_steps` begun steps, lost ones included.
 
         It is `inf` for a non-private run. BudgetExhaustedError for more steps than planned.
         """
@@ -311,12 +311,15 @@ class PrivacyPlan:
         )
 
     def check_target(self, target: float) -> None:
-        """InputError if the plan's ε is above the target."""
+        """Raises InputError if the plan's ε is above the target."""
         if not self.epsilon <= target:
             raise InputError(f"the plan's epsilon {self.epsilon} is above the target, {target}")
 
     def check_epsilon(self) -> None:
-        """InputError if ε, computed again here, exceeds the recorded ε by a relative 1e-6."""
+        """Computes ε again and compares it with the recorded ε.
+
+        InputError if it exceeds the recorded ε by a relative 1e-6.
+        """
         epsilon = self.epsilon_after(self.num_steps)
         if not epsilon <= self.epsilon * (1 + EPSILON_TOLERANCE):
             raise InputError(
@@ -325,7 +328,9 @@ class PrivacyPlan:
             )
 
     def check(self) -> None:
-        """InputError unless the numbers are in range and ε holds, as for a plan of `make_plan`.
+        """Checks the numbers and ε, as for a plan of `make_plan`.
+
+        InputError unless the numbers are in range and ε holds.
 
         A copy by `dataclasses.replace` may claim an ε that its noise does not give.
         """
@@ -353,7 +358,7 @@ class PrivacyPlan:
         return {k: None if v == math.inf else v for k, v in values.items()}
 
     def describe(self, bound: str = "") -> str:
-        """The plan in a few lines of text.
+        """Returns the plan in a few lines of text.
 
         `bound` describes the clip, which the plan does not know, such as "clip norm 1".
         """
@@ -522,7 +527,7 @@ def _check_epsilon_once(plan: PrivacyPlan) -> None:
 
 
 def _check_unit(unit: object, group_size: object) -> None:
-    """InputError unless the unit is "user" with k above 0, or "example" with k = 0."""
+    """Raises InputError unless the unit is "user" with k above 0, or "example" with k = 0."""
     is_user = unit == "user" and type(group_size) is int and group_size > 0
     if not is_user and (unit, group_size) != ("example", 0):
         raise InputError(
@@ -579,5 +584,5 @@ def _read_numbers(record: PrivacyPlan | Population) -> None:
 
 
 def _fields_of(cls: type[PrivacyPlan] | type[Population], record: JsonMapping) -> JsonObject:
-    """The entries of a record that are fields of the class."""
+    """Returns the entries of a record that are fields of the class."""
     return {x.name: record[x.name] for x in dataclasses.fields(cls) if x.name in record}

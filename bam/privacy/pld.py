@@ -52,7 +52,10 @@ def epsilon(
 def joint_epsilon(
     events: Sequence[tuple[float, float, int]], delta: float, spacing: float = FINE
 ) -> float:
-    """An upper bound on ε of several mechanisms (σ, q, T), all positive, on the same data."""
+    """Returns an upper bound on ε of several mechanisms (σ, q, T) on the same data.
+
+    All numbers are positive.
+    """
     composed, error = _compose(*events[0], spacing)
     for event in events[1:]:
         other, its_error = _compose(*event, spacing)
@@ -74,7 +77,7 @@ def deltas(
 
 @functools.lru_cache(maxsize=64)  # takes half a second, and equal plans ask again
 def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: float) -> float:
-    r"""The smallest μ whose Gaussian DP bounds T steps: δ(ε) ≤ δ_μ(ε) for 0 ≤ ε ≤ `up_to`.
+    r"""Returns the smallest μ whose Gaussian DP bounds T steps: δ(ε) ≤ δ_μ(ε) for 0 ≤ ε ≤ `up_to`.
 
     So the trade-off function is at least $G_\mu - \delta$ with δ = δ(`up_to`). At q = 1, μ is
     $\sqrt T/\sigma$. Otherwise it is an upper bound, about 0.1 % too large: it is computed at 2,000
@@ -106,7 +109,7 @@ def mu(noise_multiplier: float, sampling_prob: float, num_steps: int, up_to: flo
 def _compose(
     noise_multiplier: float, sampling_prob: float, num_steps: int, spacing: float
 ) -> tuple[PrivacyLossDistribution, float]:
-    """The distribution of T steps, and the rounding error of its δ."""
+    """Returns the distribution of T steps, and the rounding error of its δ."""
     if sampling_prob == 1:  # T Gaussians compose to one, so nothing is rounded
         return step_pld(noise_multiplier / math.sqrt(num_steps), 1.0, spacing), 0.0
     step = step_pld(noise_multiplier, sampling_prob, spacing)

@@ -317,7 +317,7 @@ class PrivateTraining:
             yield batch_of(*read(step), step, self.tag)
 
     def _rows(self, batch: PaddedBatch, values: Array | np.ndarray) -> Array | np.ndarray:
-        """A batch's rows of one array on the devices, zeros where there is no example."""
+        """Returns a batch's rows of one array on the devices, zeros where there is no example."""
         indices, mask = np.ravel(batch.indices), np.ravel(batch.mask)
         if isinstance(values, jax.Array):
             rows: Array | np.ndarray = PaddedBatch(indices, mask).take(values)
@@ -444,7 +444,10 @@ class PrivateTraining:
         return optax.GradientTransformation(functools.partial(self._init, figures=figures), update)
 
     def _check_rows(self, batch: DrawnBatch) -> None:
-        """InputError if rows were added to a drawn batch, or have another shape than the data's."""
+        """Checks the rows of a drawn batch.
+
+        InputError if rows were added, or have another shape than the data's.
+        """
         user_axis = () if self._groups is None else (self.plan.group_size,)
         shape, dtype = np.shape(batch.mask), getattr(batch.mask, "dtype", None)
         facts = [(np.shape(x), getattr(x, "dtype", None)) for x in (batch.step, batch.tag)]
@@ -507,7 +510,7 @@ class PrivateTraining:
         return state._replace(privatize=state.privatize._replace(noise=noise))
 
     def gradient_norms(self, tree: PyTree, *, of_all_steps: bool = False) -> GradientNorms:
-        """The share of gradients clipped, and the norms of the others, with 95 % intervals.
+        """Returns the share of gradients clipped, and the norms of the others, with 95 % intervals.
 
         They are computed from noised sums, so ε covers them and they may be published. The clip
         must have slots: `bam.clip_by_l2_norm(C, slack=8)`.

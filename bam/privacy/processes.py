@@ -12,7 +12,7 @@ from bam.core.pytree import is_key
 
 
 def writes() -> bool:
-    """Whether this process is the one that writes files and shows progress."""
+    """Returns whether this process is the one that writes files and shows progress."""
     return jax.process_index() == 0
 
 

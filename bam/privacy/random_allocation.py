@@ -64,7 +64,7 @@ class AllocatedGaussianDpEvent(OwnEvent):
         return epsilon_of_random_allocation(delta=delta, **vars(self))
 
     def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
-        """The smallest σ of these steps, to a relative 1e-3 of ε."""
+        """Returns the smallest σ of these steps, to a relative 1e-3 of ε."""
         accounting.check_search(target_epsilon, 1 / self.batches_per_epoch, self.num_steps)
 
         def spent(sigma: float) -> float:
@@ -77,7 +77,7 @@ class AllocatedGaussianDpEvent(OwnEvent):
 def epsilon_of_random_allocation(
     *, noise_multiplier: float, batches_per_epoch: int, num_steps: int, delta: float
 ) -> float:
-    r"""An upper bound on ε of T Gaussian steps with random allocation, by `PLD_accounting`.
+    r"""Returns an upper bound on ε of T Gaussian steps with random allocation, by `PLD_accounting`.
 
     In an epoch of b steps each example is in the batch of just one, any of them equally likely, and
     independently of all others and of other epochs. Seen from an example that is added or removed,
@@ -115,7 +115,7 @@ def epsilon_of_random_allocation(
 
 
 def settings(sigma: float, batches: int, epochs: int, delta: float) -> tuple[float, float]:
-    """The spacing and the truncation that ε is computed with."""
+    """Returns the spacing and the truncation that ε is computed with."""
     poisson = accounting.epsilon(
         noise_multiplier=sigma,
         sampling_prob=1 / batches,
@@ -128,7 +128,7 @@ def settings(sigma: float, batches: int, epochs: int, delta: float) -> tuple[flo
 
 @functools.lru_cache(maxsize=64)  # every step of an epoch asks for the same
 def cached_epsilon(sigma: float, batches: int, epochs: int, delta: float) -> float:
-    """ε of so many epochs, of numbers that are already checked."""
+    """Returns ε of so many epochs, of numbers that are already checked."""
     with needs("allocation"):
         import numba  # noqa: F401  # without it, it would take half a minute
         import PLD_accounting as allocation

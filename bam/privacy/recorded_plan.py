@@ -63,7 +63,7 @@ def recorded_plan(folder: Path, target_epsilon: float | None) -> PrivacyPlan | N
 
 
 def check_version(folder: Path) -> None:
-    """InputError if the last process of an unfinished run had another version of bam."""
+    """Raises InputError if the last process of an unfinished run had another version of bam."""
     joined, ours = ledger.read_processes(folder), provenance.versions()["bam"]
     theirs = str(joined[-1]["versions"].get("bam", ours)) if joined else ours
     # Patches of a version continue each other's runs.
@@ -88,7 +88,7 @@ def read_plan(path: Path, target_epsilon: float | None = None, advice: str = "")
 
 
 def check_same(location: object, recorded: JsonMapping, expected: JsonMapping) -> None:
-    """InputError if a recorded plan is not the expected one: its ε would not be this run's.
+    """Raises InputError if a recorded plan is not the expected one: its ε would not be this run's.
 
     `expected` has keys and values, for a plan those of `to_json`.
     """

@@ -4,7 +4,7 @@ import decimal
 
 
 def round_up(value: float, form: str) -> str:
-    """A number as text that is never below it, for ε, δ and q.
+    """Returns a number as text that is never below it, for ε, δ and q.
 
     The shortest decimal form counts as the number itself. `form` is a format of `float`, such as
     ".4g".

@@ -97,7 +97,7 @@ class PrivateRun:
     # Drawing.
 
     def key(self, label: str) -> UInt32[np.ndarray, " words"]:
-        """The key with one of the labels `seeds.KEY_LABELS`."""
+        """Returns the key with one of the labels `seeds.KEY_LABELS`."""
         return seeds.host_key(self._root_seed, label)
 
     def steps(self) -> Iterator[int]:
@@ -120,7 +120,10 @@ class PrivateRun:
             yield step
 
     def batch(self, step: int) -> PaddedBatch:
-        """The rows of a step's batch. They are as secret as the seed, and the same in each call."""
+        """Returns the rows of a step's batch.
+
+        They are as secret as the seed, and the same in each call.
+        """
         # A resumed run without a seed has a new stream, whose steps are numbered from 1.
         return self.plan.batch(self._root_seed, step - self._before)
 
@@ -305,7 +308,7 @@ class PrivateRun:
             checkpoint.check_room(self.folder / CHECKPOINTS, tree)
 
     def check_savable(self, tree: PyTree) -> None:
-        """InputError for a leaf of a pytree that `save` would refuse."""
+        """Raises InputError for a leaf of a pytree that `save` would refuse."""
         checkpoint.check(self._without_secrets(tree), self._noise_key())
 
     def save(self, tree: PyTree) -> None:
@@ -377,5 +380,5 @@ def _is_noise(node: object) -> bool:
 
 
 def _map_noise(change: Callable[[Any], Any], tree: PyTree) -> PyTree:
-    """The pytree with each noise state changed."""
+    """Returns the pytree with each noise state changed."""
     return jax.tree.map(lambda x: change(x) if _is_noise(x) else x, tree, is_leaf=_is_noise)

@@ -164,7 +164,7 @@ class TrialsDpEvent(OwnEvent):
         return epsilon(delta=delta, **vars(self))
 
     def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
-        """The smallest σ of a trial's training, see `noise_multiplier`."""
+        """Returns the smallest σ of a trial's training, see `noise_multiplier`."""
         return noise_multiplier(
             self.selection,
             target_epsilon=target_epsilon,
@@ -174,7 +174,7 @@ class TrialsDpEvent(OwnEvent):
         )
 
     def as_dp_accounting(self) -> RepeatAndSelectDpEvent:
-        """The event in dp-accounting."""
+        """Returns the event in dp-accounting."""
         trial = _trial(
             self.selection.score_noise_multiplier,
             self.noise_multiplier,
@@ -194,7 +194,7 @@ def epsilon(
     delta: float,
     orders: tuple[float, ...] | None = None,
 ) -> float:
-    """ε of releasing only the best trial, with its setting and score, by RDP.
+    """Returns ε of releasing only the best trial, with its setting and score, by RDP.
 
     A trial has T steps of the Poisson-sampled Gaussian mechanism and one noised score. All trials
     have the same σ, q and T. `orders` are Rényi orders; None takes dp-accounting's. The other
@@ -237,7 +237,7 @@ def noise_multiplier(
     sampling_prob: float,
     num_steps: int,
 ) -> float:
-    """The smallest σ of the trials' training that keeps the whole search within (ε, δ).
+    """Returns the smallest σ of the trials' training that keeps the whole search within (ε, δ).
 
     ε is never above the target and at most a relative 1e-5 below it. InputError as in
     `accounting.noise_multiplier`, and if choosing and scoring trials leaves less than a tenth of
@@ -276,7 +276,7 @@ def composed_epsilon(
     delta: float,
     accountant: str,
 ) -> float:
-    """ε of a full grid search by composition: `num_trials` trials, *all* of them released.
+    """Returns ε of a full grid search by composition: `num_trials` trials, *all* of them released.
 
     With one trial, it is the ε of that trial alone. `accountant` is "pld" or "rdp".
     """
@@ -292,7 +292,7 @@ def composed_epsilon(
 def _trial(
     score_noise_multiplier: float, noise_multiplier: float, sampling_prob: float, num_steps: int
 ) -> dp_accounting.DpEvent:
-    """The event of a training and one noised score of its result."""
+    """Returns the event of a training and one noised score of its result."""
     score = dp_accounting.GaussianDpEvent(score_noise_multiplier)
     if num_steps == 0 or sampling_prob == 0 or math.isinf(noise_multiplier):
         return score

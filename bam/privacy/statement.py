@@ -89,12 +89,12 @@ def render(fields: JsonMapping, name: str) -> str:
 
 
 def text_of(fields: JsonMapping) -> str:
-    """The text of `PRIVACY.md`, in Markdown."""
+    """Returns the text of `PRIVACY.md`, in Markdown."""
     return render(fields, "statement") + "\n"
 
 
 def nominal_notice(epsilon: float) -> str:
-    """The notice that stands above all else for a training with a seed."""
+    """Returns the notice that stands above all else for a training with a seed."""
     return render({"seeded": True, "epsilon": round_claim(epsilon)}, "nominal")
 
 
@@ -104,7 +104,7 @@ def round_claim(value: float) -> str:
 
 
 def own_power(plan: PrivacyPlan, num_steps: int) -> Callable[[float], float] | None:
-    """The power of the best test against `num_steps` steps of this training: α -> power.
+    """Returns the power of the best test against `num_steps` steps of this training: α -> power.
 
     It is computed from the composed privacy loss, and never above `most_power`. None if no
     Poisson-sampled Gaussians are known to dominate the steps, for the trial of a search, and if the
@@ -135,7 +135,7 @@ def fields_of_run(
     notes: Mapping[str, str] | None = None,
     **words: str,
 ) -> JsonObject:
-    """The fields of a finished run of `bam train`.
+    """Returns the fields of a finished run of `bam train`.
 
     Args:
       config: the settings that may be published.
@@ -214,7 +214,7 @@ def fields_of_notes(notes: Mapping[str, str]) -> JsonObject:
 
 
 def parts_of(config: JsonMapping) -> dict[str, str]:
-    """The config's keys in `PARTS` that name a MODULE:FUNCTION, with the name."""
+    """Returns the config's keys in `PARTS` that name a MODULE:FUNCTION, with the name."""
     parts = {}
     for key in PARTS:
         section, _, name = key.partition(".")
@@ -284,7 +284,10 @@ def training_fields(
 
 
 def _norms_fields(record: JsonMapping) -> JsonObject:
-    """The fields of the slots in a clip: the share that they tell, or their number alone."""
+    """Returns the fields of the slots in a clip.
+
+    They are the share that the slots tell, or their number alone.
+    """
     if num_slots := record.get("num_slots", 0):  # of a loop of one's own, which has no summary
         return {"norms": "covered", "num_slots": num_slots}
     norms = record.get("gradient_norms")
@@ -298,7 +301,7 @@ def _norms_fields(record: JsonMapping) -> JsonObject:
 
 
 def _plan_fields(plan: PrivacyPlan) -> JsonObject:
-    """The fields of a plan: its numbers and choices."""
+    """Returns the fields of a plan: its numbers and choices."""
     epsilon, delta, n, mu = plan.epsilon, plan.delta, plan.num_examples, plan.mu
     prob = plan.mechanism.sampling_prob
     powers: list[Callable[[float], float]]
@@ -351,12 +354,12 @@ def _plan_fields(plan: PrivacyPlan) -> JsonObject:
 
 
 def is_searched(plan: PrivacyPlan) -> bool:
-    """Whether ε is that of a search, and this run is one of its trials."""
+    """Returns whether ε is that of a search, and this run is one of its trials."""
     return plan.mechanism_name == BEST_OF_TRIALS
 
 
 def _part(key: str, name: str) -> str:
-    """A part that is a user's code, with the condition that it must meet."""
+    """Returns a part that is a user's code, with the condition that it must meet."""
     return render({"part_of": key, "named": f" `{name}`" if name else ""}, "part")
 
 
@@ -375,7 +378,7 @@ class Share(NamedTuple):
 
 
 def shares_of(record: JsonMapping) -> list[Share]:
-    """The shares of a training's steps, in order, from its record's `processes`.
+    """Returns the shares of a training's steps, in order, from its record's `processes`.
 
     Without a seed, each process begins after the last begun step of the one before. With a seed, a
     process repeats the steps that the one before had not saved.
@@ -403,12 +406,12 @@ def shares_of(record: JsonMapping) -> list[Share]:
 
 
 def _same(one: JsonMapping, other: JsonMapping) -> bool:
-    """Whether two processes differ only in their first step."""
+    """Returns whether two processes differ only in their first step."""
     return {**one, "first_step": 0} == {**other, "first_step": 0}
 
 
 def taken_by(record: JsonMapping) -> str:
-    """The rows on code, libraries and devices of all steps."""
+    """Returns the rows on code, libraries and devices of all steps."""
     shares = shares_of(record)
     if len(shares) > 1:
         return "\n".join(map(_row_of, shares))
@@ -430,7 +433,7 @@ def _row_of(share: Share) -> str:
 
 
 def _process_fields(process: JsonMapping) -> JsonObject:
-    """The fields of a process: code, libraries with versions, devices with their number."""
+    """Returns the fields of a process: code, libraries with versions, devices with their number."""
     num, hosts = process.get("num_devices", 1), process.get("num_processes", 1)
     return {
         "commit": process["commit"],

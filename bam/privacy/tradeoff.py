@@ -23,7 +23,7 @@ from bam.errors import InputError
 
 
 def mu_of_noisy_sgd(noise_multiplier: float, sampling_prob: float, num_steps: int) -> float:
-    r"""The μ of NoisySGD and NoisyAdam: $\mu = q\sqrt{T (e^{1/\sigma^2} - 1)}$.
+    r"""Returns the μ of NoisySGD and NoisyAdam: $\mu = q\sqrt{T (e^{1/\sigma^2} - 1)}$.
 
     It is the limit as T → ∞ with q√T held constant, for σ > 0; `inf` if it overflows.
     """
@@ -80,7 +80,7 @@ def gaussian_tradeoff(mu: float) -> Tradeoff:
 
 
 def epsilon_delta_tradeoff(epsilon: float, delta: float) -> Tradeoff:
-    r"""The trade-off function $f_{\epsilon,\delta}$, a lower bound for every (ε, δ)-DP mechanism.
+    r"""Returns the trade-off function $f_{\epsilon,\delta}$ that bounds (ε, δ)-DP mechanisms below.
 
     $f(\alpha) = \max\{0, 1 - \delta - e^\epsilon\alpha, e^{-\epsilon}(1 - \delta - \alpha)\}$.
     Raises InputError unless ε ≥ 0 and δ is in [0, 1].
@@ -97,7 +97,7 @@ def epsilon_delta_tradeoff(epsilon: float, delta: float) -> Tradeoff:
 
 
 def profile_tradeoff(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
-    r"""The trade-off function of a mechanism that is (ε_j, δ_j)-DP for every j.
+    r"""Returns the trade-off function of a mechanism that is (ε_j, δ_j)-DP for every j.
 
     It is $\sup_j f_{\epsilon_j,\delta_j}$. With finitely many ε it is a lower bound of the
     mechanism's trade-off function, so it never hides an attacker's power.
@@ -115,7 +115,7 @@ def profile_tradeoff(epsilons: ArrayLike, deltas: ArrayLike) -> Tradeoff:
 
 
 def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
-    r"""The trade-off function of a mechanism that sees each example with probability p.
+    r"""Returns the trade-off function of a mechanism that sees each example with probability p.
 
     $C_p(f) = \min\{f_p, f_p^{-1}\}^{**}$ with $f_p = p f + (1 - p) Id$, where Id(α) = 1 - α. For a
     symmetric f with fixed point α* it is f_p up to α*, the inverse of f_p beyond f_p(α*), and a
@@ -148,12 +148,15 @@ def subsampled_tradeoff(f: Tradeoff, sampling_prob: float) -> Tradeoff:
 
 
 def best_true_positive_rate(f: Tradeoff, false_positive_rate: float) -> float:
-    """The highest true positive rate of any attacker with this false positive rate: 1 − f(FPR)."""
+    """Returns the highest true positive rate of any attacker with this false positive rate.
+
+    It is 1 − f(FPR).
+    """
     return float(1 - f(np.array([false_positive_rate]))[0])
 
 
 def most_power(epsilon: float, delta: float, false_positive_rate: float) -> float:
-    """The largest power of a test under (ε, δ)-DP: min(e^ε α + δ, 1 − e^−ε (1 − δ − α)).
+    """Returns the largest power of a test under (ε, δ)-DP: min(e^ε α + δ, 1 − e^−ε (1 − δ − α)).
 
     α is its false positive rate (Kairouz, Oh & Viswanath 2015).
 

@@ -98,7 +98,9 @@ def read_id(value: object, location: str) -> str:
 
 
 def is_missing(text: str) -> bool:
-    """Whether a text stands for a missing value: a word for it, or one without a letter or digit.
+    """Returns whether a text stands for a missing value.
+
+    It is a word for a missing value, or has neither a letter nor a digit.
 
     Examples:
       >>> [is_missing(x) for x in ("", "--", "N/a", "nancy", "0")]
@@ -174,7 +176,9 @@ def _read(text: str) -> str:
 
 
 def number_users(groups: Any) -> Int64[np.ndarray, " rows"]:
-    """The number of each row's user, from 0: users with whole numbers first, by value, then others.
+    """Returns the number of each row's user, from 0.
+
+    Users with whole numbers come first, by value, and then the others.
 
     Args:
       groups: `[rows]`, the ids; see `user_id`.
@@ -206,7 +210,10 @@ def number_users(groups: Any) -> Int64[np.ndarray, " rows"]:
 
 
 def _is_plain_sequence(groups: Any) -> bool:
-    """Whether ids are in a sequence, such as a list or a deque, that is no array of one dtype."""
+    """Returns whether ids are in a sequence that is no array of one dtype.
+
+    Such a sequence is a list or a deque.
+    """
     if isinstance(groups, str | Mapping) or hasattr(groups, "__array__"):
         return False
     try:
@@ -217,6 +224,6 @@ def _is_plain_sequence(groups: Any) -> bool:
 
 
 def _in_order(name: str) -> tuple[bool, Decimal, str]:
-    """A sort key: whole numbers by value, then other texts. It depends on no other user."""
+    """Returns a sort key: whole numbers by value, then other texts. It depends on no other user."""
     is_whole = _WHOLE.fullmatch(name) is not None
     return not is_whole, Decimal(name if is_whole else 0), name
