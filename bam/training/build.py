@@ -145,7 +145,7 @@ def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
 def _plan_of_run(
     config: ConfigDict, num_examples: int, plan: PrivacyPlan | None, folder: Path | None
 ) -> PrivacyPlan:
-    """The plan of a run, see `plan_for`."""
+    """Returns the plan of a run, see `plan_for`."""
     noise = {key: config[key] for key in NOISE}
     if not methods.is_private(config.method.name):
         noise = {"epsilon": math.inf}

@@ -136,7 +136,7 @@ def _switch(options: ConfigDict, section: str, name: str) -> None:
 
 
 def _options_of(section: str, name: str) -> dict[str, object]:
-    """The options that a section has with a part if none is set, with their values.
+    """Returns the options that a section has with a part if none is set, with their values.
 
     They are those with defaults in the table of parts, and those in the table of keys. The others
     are added when they are set, and until then the part has its defaults.
@@ -155,7 +155,7 @@ def _options_of(section: str, name: str) -> dict[str, object]:
 
 
 def _unset(key: Key) -> object:
-    """The default of a key, which a key with a type of its own refers to."""
+    """Returns the default of a key, which a key with a type of its own refers to."""
     return config_dict.FieldReference(key.default, key.kind) if key.kind else key.default
 
 
@@ -180,7 +180,7 @@ def _add_option(options: ConfigDict, section: str, option: str) -> None:
 
 
 def _parts_with(section: str, option: str) -> list[str]:
-    """The parts of a section that have an option of that name or meaning."""
+    """Returns the parts of a section that have an option of that name or meaning."""
     parts_with = []
     for name, row in SECTIONS[section].rows.items():
         keys_of_row = [f"{section}.{x}" for x in row.public_options]
@@ -197,7 +197,7 @@ def set_strength(config: ConfigDict, **strengths: float) -> None:
 
 
 def check(config: ConfigDict) -> None:
-    """InputError, in one line, for values that no part of a run checks itself."""
+    """Raises an InputError, in one line, for values that no part of a run checks itself."""
     for section in SECTIONS:
         if not isinstance(name := config[section].get("name"), str):
             raise InputError(f"{section}.name is {name}: set --config.{section}.name=NAME")
@@ -239,7 +239,7 @@ def check(config: ConfigDict) -> None:
 
 
 def _check_users(config: ConfigDict) -> None:
-    """InputError for settings that cannot be combined with users."""
+    """Raises InputError for settings that cannot be combined with users."""
     size = config.dataset.group_size
     if size < 0:
         raise InputError(f"dataset.group_size must be at least 1, or 0 for none, got {size}")
@@ -259,7 +259,7 @@ def _check_users(config: ConfigDict) -> None:
 
 
 def _check_numbers(config: ConfigDict) -> None:
-    """InputError for numbers out of bounds, NaN or infinity.
+    """Raises InputError for numbers out of bounds, NaN or infinity.
 
     A number may be infinite if its key is `unbounded`, as ε, which its part checks. The options of
     a user's function are not checked here.

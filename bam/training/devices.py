@@ -17,12 +17,12 @@ from bam.privacy import processes
 
 
 def visible() -> list[jax.Device]:
-    """The devices of a run: those of all processes."""
+    """Returns the devices of a run: those of all processes."""
     return jax.devices()
 
 
 def name() -> str:
-    """The kind of the first device, for example "cpu" or "NVIDIA H100 80GB HBM3"."""
+    """Returns the kind of the first device, for example "cpu" or "NVIDIA H100 80GB HBM3"."""
     return jax.devices()[0].device_kind
 
 

@@ -217,7 +217,7 @@ def bias_by_batch_size(
 def describe(
     method: Means, plain: Means, previous_private_grad: Grads, noise_std: Number
 ) -> dict[str, Float[Array, ""]]:
-    """All figures of one batch, by name. NOT PRIVATE.
+    """Returns all figures of one batch, by name. NOT PRIVATE.
 
     A method has three kinds of bias, because its gradient G_i (for BAM and DP-SAT at θ') need not
     be the plain g_i = ∇L(θ; x_i, y_i). The names are those of `Bias`:
@@ -269,7 +269,7 @@ def describe(
 def bias_aware_objective(
     loss_fn: Callable[[Params, PyTree], Float[Array, ""]], penalty: float
 ) -> Callable[[Params, PyTree], Float[Array, ""]]:
-    r"""The loss of one example that BAM minimises, $L_{BAO} = L + \lambda \|\nabla L\|_2$.
+    r"""Returns the loss of one example that BAM minimises, $L_{BAO} = L + \lambda \|\nabla L\|_2$.
 
     NOT PRIVATE. λ is `penalty`. The mean over a batch is at least the mean loss plus λ times the
     norm of the mean gradient (Lemma 3 of arXiv 2308.12018). Where ∇L is zero, `jax.grad` of this

@@ -33,7 +33,7 @@ class Estimate(NamedTuple):
 
 
 def estimate_seconds(trainer: Trainer) -> Estimate:
-    """An estimate of the time of training of a whole run on this device, from timed steps.
+    """Returns an estimate of the time of training of a whole run on this device, from timed steps.
 
     A step costs a fixed part (noise, optimizer) and a round for each microbatch on every device.
     The fixed part is timed alone, and then with one round. If a whole step takes at most `SHORT`,
@@ -84,7 +84,10 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
 def num_rounds(
     mask: Bool[np.ndarray, " rows"], size: int, num_devices: int, is_private: bool
 ) -> int:
-    """The number of microbatches that each device runs for a batch, as `bam.core.engine` does."""
+    """Returns the number of microbatches that each device runs for a batch.
+
+    It is as in `bam.core.engine`.
+    """
     microbatches = np.pad(mask, (0, -len(mask) % (size * num_devices))).reshape(-1, size)
     if is_private:  # real rows move to the first microbatches, each at its place
         used = microbatches.sum(axis=0).max()

@@ -23,10 +23,10 @@ LARGE_IMAGE = 64 * 64  # pixels from which on fewer than 1000 images are evaluat
 
 
 def evaluate(trainer: Trainer, params: Params) -> dict[str, float]:
-    """The mean `test_loss`, `test_accuracy` in [0, 1] and the loss's metrics on the test split.
+    """Returns the mean `test_loss`, the `test_accuracy` and the loss's metrics on the test split.
 
-    An image whose loss is not finite counts as wrong; then the mean loss and the metrics are not
-    finite either.
+    The accuracy is in [0, 1]. An image whose loss is not finite counts as wrong; then the mean loss
+    and the metrics are not finite either.
     """
     return evaluate_outputs(trainer, params)[0]
 
@@ -50,7 +50,7 @@ def images_at_once(trainer: Trainer, params: Params) -> int:
 def evaluate_outputs(
     trainer: Trainer, params: Params, log: Callable[[str], None] = lambda line: None
 ) -> tuple[dict[str, float], np.ndarray]:
-    """The figures of `evaluate`, and the network's outputs for the test split."""
+    """Returns the figures of `evaluate`, and the network's outputs for the test split."""
     images, labels = trainer.dataset.test
     totals, outputs, criterion = np.zeros(2), [], trainer.criterion
     with waits.awaited(log, f"evaluating {len(labels):,} test images") as wait:
@@ -109,7 +109,7 @@ def as_metrics(shares: dict[str, Share]) -> dict[str, float]:
 
 
 def diagnosed_rows(trainer: Trainer) -> PyTree:
-    """The evenly spaced training rows of the diagnostics.
+    """Returns the evenly spaced training rows of the diagnostics.
 
     They are the same each time, so that the figures of a run are comparable over its steps.
     """
@@ -119,5 +119,8 @@ def diagnosed_rows(trainer: Trainer) -> PyTree:
 
 
 def whole_model(state: TrainState) -> Params:
-    """The weights to release: averaged, with the frozen ones, and low-rank factors folded in."""
+    """Returns the weights to release.
+
+    They are averaged, with the frozen ones, and low-rank factors are folded in.
+    """
     return lora.fold(finetune.merge(state.averaged, state.frozen))

@@ -50,7 +50,7 @@ class Inputs(NamedTuple):
 
 
 def inputs_of(config: ConfigDict, dataset: datasets.Dataset) -> Inputs:
-    """The settings of a run, from its config and data set."""
+    """Returns the settings of a run, from its config and data set."""
     return Inputs(
         shape=tuple(dataset.train.images.shape[-3:]),
         are_users=config.dataset.group_size > 0,
@@ -191,6 +191,9 @@ def example_like(
 
 
 def num_inputs(config: ConfigDict) -> int:
-    """The number of network inputs that one row makes: K views and mixtures, for each example."""
+    """Returns the number of network inputs that one row makes.
+
+    It makes K views and mixtures for each of its examples.
+    """
     inputs_each = config.augment.views + config.augment.mixtures
     return int(inputs_each * max(1, config.dataset.group_size))

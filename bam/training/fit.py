@@ -29,7 +29,7 @@ def check_shapes(
     model: models.Model,
     oracle: oracles.Method,
 ) -> None:
-    """InputError if the shapes of outputs, loss or gradients do not fit together.
+    """Raises InputError if the shapes of outputs, loss or gradients do not fit together.
 
     The functions are traced and not run, so a mistake shows at once and not in the first step.
     """
@@ -74,7 +74,7 @@ def check_shapes(
 
 
 def check_clip(name: str, clip: Bounded, plan: PrivacyPlan, trained: PyTree) -> None:
-    """InputError if the clip or its noise does not fit the trained parameters."""
+    """Raises InputError if the clip or its noise does not fit the trained parameters."""
 
     def clip_gradient(params: Params) -> Grads:
         state = clip.init(params)
@@ -99,7 +99,7 @@ def check_clip(name: str, clip: Bounded, plan: PrivacyPlan, trained: PyTree) -> 
 
 
 def check_optimizer(name: str, optimizer: optax.GradientTransformation, trained: PyTree) -> None:
-    """InputError if the optimizer does not take the parameters, or returns another tree."""
+    """Raises InputError if the optimizer does not take the parameters, or returns another tree."""
 
     def update(params: Params) -> tuple[PyTree, PyTree]:
         # The private gradient is float32 or wider, whatever the parameters are.

@@ -45,7 +45,7 @@ class Key(NamedTuple):
     of_part: bool = False
 
     def __str__(self) -> str:
-        """A line for readers, with the default as JSON."""
+        """Returns a line for readers, with the default as JSON."""
         default = "not set" if self.default is None else json.dumps(self.default)
         return f"{self.name} ({default}): {self.help}"
 
@@ -234,16 +234,19 @@ PATHS = tuple(key.name for key in KEYS if key.path)
 
 
 def in_section(section: str) -> tuple[str, ...]:
-    """The keys that a section has with every part, without the section's name."""
+    """Returns the keys that a section has with every part, without the section's name."""
     return tuple(x.name.rpartition(".")[2] for x in KEYS if x.name.rpartition(".")[0] == section)
 
 
 def own(section: str) -> tuple[str, ...]:
-    """The keys of a section that mean the same for each of its parts, such as `learning_rate`."""
+    """Returns the keys of a section, as `learning_rate`, that mean the same for all its parts."""
     return tuple(x for x in in_section(section) if not BY_NAME[f"{section}.{x}"].of_part)
 
 
 def options(section: str) -> dict[str, Key]:
-    """The options of parts that a section has with every part, set or not: the keys `of_part`."""
+    """Returns the options of parts that a section has with every part, set or not.
+
+    They are the keys with `of_part`.
+    """
     rows = {x: BY_NAME[f"{section}.{x}"] for x in in_section(section)}
     return {x: key for x, key in rows.items() if key.of_part}

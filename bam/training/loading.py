@@ -85,7 +85,7 @@ def list_data(
 
 
 def _files_of(dataset: ConfigDict) -> str:
-    """A digest of the files of a data set and of `dataset.groups`."""
+    """Returns a digest of the files of a data set and of `dataset.groups`."""
     named = (str(_read_from(dataset) or ""), dataset.get("groups", ""))
     return repr([_files_at(path) for path in named if path])
 
@@ -99,7 +99,7 @@ def _read_from(section: ConfigDict) -> Path | None:
 
 
 def _files_at(path: str) -> str:
-    """A digest of a path and of the inodes, sizes and times of its files.
+    """Returns a digest of a path and of the inodes, sizes and times of its files.
 
     Files of a folder in the folder count, too, but not the features that a run kept there.
     """
@@ -191,7 +191,7 @@ def _extract(
 
 
 def _stays(memory: str, options: JsonObject, log: Callable[[str], None]) -> datasets.Stays:
-    """The function that decides whether images stay in their files, by `dataset.memory`."""
+    """Returns the function that decides whether images stay in their files, by `dataset.memory`."""
     if memory not in MEMORIES:
         raise InputError(f"unknown dataset.memory {memory!r}; choose from {', '.join(MEMORIES)}")
 
@@ -227,7 +227,7 @@ def features_normalisation(section: ConfigDict) -> Normalisation | None:
 def normalise(
     config: ConfigDict, dataset: datasets.Dataset
 ) -> tuple[datasets.Dataset, Normalisation | None]:
-    """The data normalised as the weights of `init_from` expect, and that normalisation.
+    """Returns the data normalised as the weights of `init_from` expect, and that normalisation.
 
     With features, the data stay as they are, and the normalisation is the backbone's. Float images
     stay as they are unless the config gives a normalisation, because they need not be pixels.

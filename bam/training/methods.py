@@ -13,7 +13,7 @@ def label(name: str) -> str:
 
 
 def full_label(method: JsonMapping) -> str:
-    """A method's name with its strength, from the `method` section of a config.
+    """Returns a method's name with its strength, from the `method` section of a config.
 
     Examples:
       >>> full_label({"name": "bam_sam", "radius": 0.02, "mix": 1.0, "ascent_views": 1})
@@ -38,5 +38,8 @@ def strength(method: JsonMapping) -> float:
 
 
 def is_private(name: str) -> bool:
-    """Whether a method's runs are private: all but "non_private", and users' methods too."""
+    """Returns whether a method's runs are private.
+
+    All methods are private but "non_private", also those of users.
+    """
     return name != "non_private"

@@ -23,7 +23,10 @@ LIMIT = 2**20  # bytes of a config file
 
 
 def shipped_configs() -> dict[str, Path]:
-    """The configs that come with bam, as name -> file: from the checkout, or from the wheel."""
+    """Returns the configs that come with bam, as name -> file.
+
+    They are in the checkout or in the wheel.
+    """
     folders = (ROOT.parent / "configs", ROOT / "_shipped" / "configs")
     # Beside an installed bam, another package may have a folder of that name.
     folder = next((f for f in folders if (f / "cifar10.py").exists()), folders[0])
@@ -114,7 +117,7 @@ def one_line_errors(file: str) -> Iterator[None]:
 
 
 def config_modules() -> dict[str, ModuleType]:
-    """The imported modules of the package `configs`, by name."""
+    """Returns the imported modules of the package `configs`, by name."""
     return {k: v for k, v in sys.modules.items() if k == "configs" or k.startswith("configs.")}
 
 

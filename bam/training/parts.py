@@ -65,7 +65,7 @@ def sgd(
 
 
 def options_of(section: str, name: str) -> dict[str, Any]:
-    """The options of a part, with their defaults, as `named.options_of` returns them.
+    """Returns the options of a part, with their defaults, as `named.options_of` returns them.
 
     Those of one of bam's parts are its public options and its keys in the table of keys. {} for a
     name that bam does not have.
@@ -82,7 +82,7 @@ def options_of(section: str, name: str) -> dict[str, Any]:
 
 
 def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Method:
-    """The oracle of a config's `method` section.
+    """Returns the oracle of a config's `method` section.
 
     The oracle of "non_private" is that of DP-SGD, to be used without clipping and noise. InputError
     for an unknown name, missing or surplus options, or values out of range.
@@ -95,7 +95,7 @@ def make_oracle(method: ConfigDict, loss_fn: oracles.LossFn) -> oracles.Method:
 
 
 def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> Bounded:
-    """The per-example transform of a config's `clip` section, with finite sensitivity.
+    """Returns the per-example transform of a config's `clip` section, with finite sensitivity.
 
     For a run that is not private, it bounds nothing. InputError as `make_oracle`, for a C that is
     not positive and finite, or if the transform declares no finite bound.
@@ -201,7 +201,7 @@ class EvaluatedOptimizer:
 
 
 def schedule_of(section: ConfigDict, plan: PrivacyPlan) -> Schedule:
-    """The schedule of a config's `optimizer` section, over the steps of the plan."""
+    """Returns the schedule of a config's `optimizer` section, over the steps of the plan."""
     # The section of a user's optimizer may lack these keys.
     name, warmup_steps = section.get("schedule", "constant"), section.get("warmup_steps", 0)
     return Schedule(name, warmup_steps, plan.training_steps)
@@ -210,7 +210,7 @@ def schedule_of(section: ConfigDict, plan: PrivacyPlan) -> Schedule:
 def make_network(
     config: ConfigDict, num_classes: int, shape: tuple[int, ...]
 ) -> tuple[losses.Loss, models.Model, oracles.LossFn]:
-    """The criterion of outputs, the network, and the loss of an example.
+    """Returns the criterion of outputs, the network, and the loss of an example.
 
     For bam's models and losses, equal sections give the same objects, so that runs share compiled
     programs.
@@ -253,7 +253,7 @@ def _new_network(
 
 
 def make_model(section: ConfigDict, num_classes: int) -> models.Network:
-    """The network of a config's `model` section, from batches of inputs to logits."""
+    """Returns the network of a config's `model` section, from batches of inputs to logits."""
     if ":" not in section.name:
         return models.create(num_classes=num_classes, **section)
     network: models.Network = make("model", section.to_dict(), num_classes)
@@ -261,7 +261,7 @@ def make_model(section: ConfigDict, num_classes: int) -> models.Network:
 
 
 def make_loss(section: ConfigDict) -> losses.Loss:
-    """The loss of a config's `loss` section."""
+    """Returns the loss of a config's `loss` section."""
     loss: losses.Loss = make("loss", set_keys(section, ""))
     return loss
 
@@ -277,12 +277,15 @@ def make_features(section: ConfigDict) -> extraction.FeatureMap | None:
 
 
 def set_keys(section: ConfigDict, left_out: str) -> JsonObject:
-    """The keys of a section that are not None, also False, 0 and "", without the one left out."""
+    """Returns the keys of a section that are not None, without the one left out.
+
+    Keys that are False, 0 or "" are among them.
+    """
     return {k: v for k, v in section.items() if v is not None and k != left_out}
 
 
 def make(section: str, options: JsonObject, *args: Any) -> Any:
-    """The part that a section names, from its function.
+    """Returns the part that a section names, from its function.
 
     Args:
       section: one of `SECTIONS` that takes users' functions.

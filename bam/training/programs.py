@@ -67,8 +67,9 @@ class Programs:
         donate: tuple[int, ...] = (),
         keeps_size: bool = False,
     ) -> None:
-        """InputError, with a `microbatch_size` that fits, if a function of `Parts` does not fit.
+        """Raises InputError if a function of `Parts` does not fit the memory.
 
+        The error names a `microbatch_size` that fits.
         The arguments are those of `bind`, and those of the function without the parts.
         `keeps_size`: the run goes on, so its size cannot be changed, and none is looked for.
         """

@@ -37,7 +37,7 @@ class PublicData(NamedTuple):
 
 
 def origin(name: str, quantile: float, num_steps: int) -> str:
-    """The text for a config's `clip_norm_from`: how C was measured.
+    """Returns the text for a config's `clip_norm_from`: how C was measured.
 
     Examples:
       >>> origin("digits", 0.5, 20)
@@ -64,7 +64,10 @@ def clip_norm(
 
 
 def check(config: ConfigDict, public: PublicData) -> None:
-    """InputError if the public data are the private ones, or the config's gradients are others."""
+    """Checks the public data and the config's gradients.
+
+    InputError if the data are the private ones, or the gradients are others.
+    """
     private = config.dataset
     # C of the private data would be a release without noise.
     same_name = public.name == private.name
@@ -129,7 +132,7 @@ def clip_norm_from_public(
     images, labels = (jnp.asarray(x) for x in public.train[:2])
 
     def prepare(image: Array, label: Array) -> PyTree:
-        """An example from a stored image."""
+        """Returns an example from a stored image."""
         # Made when it is read, because float images take four times the memory of stored ones.
         image = jax.image.resize(datasets.normalize(public, image), shape, "bilinear")
         return {"image": image[None], "label": label}

@@ -118,7 +118,7 @@ class RunFiles:
 
 
 def read_rows(workdir: Path) -> list[JsonObject]:
-    """The complete rows of a run's `metrics.jsonl`."""
+    """Returns the complete rows of a run's `metrics.jsonl`."""
     path = workdir / METRICS
     check_replaceable(path)  # reading a pipe would wait for a writer
     lines = path.read_bytes().splitlines() if path.exists() else []
@@ -127,7 +127,7 @@ def read_rows(workdir: Path) -> list[JsonObject]:
 
 
 def finite(row: JsonObject) -> JsonObject:
-    """The row with None for NaN and infinity, which JSON lacks."""
+    """Returns the row with None for NaN and infinity, which JSON lacks."""
     nonfinite = {k for k, x in row.items() if isinstance(x, float) and not math.isfinite(x)}
     return row | dict.fromkeys(nonfinite)
 

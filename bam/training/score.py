@@ -29,7 +29,7 @@ def unit_of(noise_multiplier: float) -> int:
 
 
 def num_correct(trainer: Trainer, params: Params, split: Split) -> int:
-    """The number of images of a split that are classified correctly. NOT PRIVATE."""
+    """Returns the number of images of a split that are classified correctly. NOT PRIVATE."""
 
     @jax.jit
     def count(params: Params, rows: Split) -> Array:
@@ -50,7 +50,7 @@ def num_correct(trainer: Trainer, params: Params, split: Split) -> int:
 
 
 def noised_count(num_correct: int, noise_multiplier: float, key: UInt32[Array, "8"]) -> int:
-    """The noised count n·u + round(Z), an integer, with u = `unit_of(τ)` and Z ~ N(0, 2^40).
+    """Returns the noised count n·u + round(Z), with u = `unit_of(τ)` and Z ~ N(0, 2^40).
 
     If one example changes n by at most 1, this is a rounding of the Gaussian mechanism with noise
     multiplier 2^20 / u ≥ τ. The noise is as exact as that of training (`bam.core.gaussian`).

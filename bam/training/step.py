@@ -111,7 +111,7 @@ class Parts:
 
 
 def take(parts: Parts, state: TrainState, batch: DrawnBatch) -> TrainState:
-    """One training step: Algorithm 2 of arXiv 2308.12018.
+    """Takes one training step: Algorithm 2 of arXiv 2308.12018.
 
     The gradient is the sum of bounded gradients, with noise of standard deviation σ·S, divided by
     the plan's l, which is public. Without privacy, it is the sum of gradients of the same batch,
@@ -143,7 +143,7 @@ def descend(
 def _average(
     averaged: Params, params: Params, step: Int[Array, ""], decay: Number | None
 ) -> Params:
-    """One step of the EMA of De et al. 2022, whose decay warms up as (1 + t)/(10 + t)."""
+    """Takes one step of the EMA of De et al. 2022, whose decay warms up as (1 + t)/(10 + t)."""
     if decay is None:
         return params
     # Without the warm-up, the random initial weights would dominate the average for long.
@@ -161,7 +161,7 @@ def score_images(
     prepare: datasets.Preparation,
     mesh: jax.sharding.Mesh | None,
 ) -> tuple[Array, Array, Float[Array, "n ..."]]:
-    """The number of correctly classified images, the sum of the losses, and the outputs.
+    """Returns the number of correctly classified images, the sum of the losses, and the outputs.
 
     An image whose loss is not finite counts as wrong, whatever its outputs. The parameters are
     those of the whole model, `finetune.merge(state.averaged, state.frozen)`.
@@ -227,7 +227,7 @@ def diagnose(parts: Parts, state: TrainState, rows: PyTree) -> dict[str, Float[A
 def first_state(
     seed: int, init: Callable[[Array], tuple[Params, Params]], parts: Parts
 ) -> TrainState:
-    """The state before the first step, without aliased buffers, so that it can be donated.
+    """Returns the state before the first step, without aliased buffers, so that it can be donated.
 
     `init` makes `(trained, frozen)` weights from a key. `bam.models.interpreter` computes the state
     without a compilation.
@@ -257,6 +257,6 @@ def first_state(
 
 
 def stream_key(seed: int, label: str) -> Array:
-    """The JAX key of a seed's stream "weights" or "views"."""
+    """Returns the JAX key of a seed's stream "weights" or "views"."""
     # Named, because a user may choose another default generator, with keys of another size.
     return jax.random.wrap_key_data(jnp.asarray(host_key(seed, label)), impl="threefry2x32")

@@ -86,7 +86,7 @@ class Trainer:
         return self.load()
 
     def init(self, seed: int) -> TrainState:
-        """The state before the first step."""
+        """Returns the state before the first step."""
 
         def first_weights(key: Array) -> tuple[Params, Params]:
             params = finetune.begin(self.parts.model.init(key), self.weights)
@@ -96,7 +96,7 @@ class Trainer:
         return devices.replicate(state, self.mesh)
 
     def training(self, seed: int | None) -> PrivateTraining:
-        """A training of the plan, with the clip and the devices of the parts.
+        """Returns a training of the plan, with the clip and the devices of the parts.
 
         `step` is its transform. A loop here takes each batch once, and its state is made once, so
         the transform of `PrivateTraining.gradient`, which checks both, is not needed.
@@ -111,7 +111,7 @@ class Trainer:
     def batch(
         self, state: TrainState, padded: sampling.PaddedBatch, split: datasets.Split | None = None
     ) -> DrawnBatch:
-        """The batch of these rows as the state's next one, for timings and audits.
+        """Returns the batch of these rows as the state's next one, for timings and audits.
 
         It is not drawn, and counts nowhere.
         """
@@ -169,7 +169,7 @@ class Trainer:
         self.programs.check(steps.diagnose, BIAS, state, rows, keeps_size=keeps_size)
 
     def with_microbatch_size(self, size: int) -> "Trainer":
-        """The same run with another number of rows at once, or fewer if 32 bits hold fewer."""
+        """Returns the run with another number of rows at once, or fewer if 32 bits hold fewer."""
         config = self.config.copy_and_resolve_references()
         check_microbatch_size(size, self.plan.num_examples)
         config.microbatch_size = size
@@ -231,7 +231,7 @@ def clip_norm_of(config: ConfigDict, plan: PrivacyPlan) -> float:
 
 
 def check_microbatch_size(size: object, num_examples: int) -> None:
-    """InputError unless `microbatch_size` is an integer from 1 to the number of examples."""
+    """Raises InputError unless `microbatch_size` is an integer from 1 to the number of examples."""
     # `isinstance` would take True for an int, and the key accepts values of any type.
     if type(size) is not int or not 1 <= size <= num_examples:
         raise InputError(

@@ -35,13 +35,13 @@ def fastest_size(trainer: Trainer) -> int:
 
 
 def sizes() -> tuple[int, ...]:
-    """The sizes to time on this platform."""
+    """Returns the sizes to time on this platform."""
     # On a CPU, larger sizes gain nothing, and each size costs a compilation.
     return (1, 8) if jax.default_backend() == "cpu" else (1, 8, 64, 512)
 
 
 def fastest(seconds: Callable[[int], float], largest: int) -> int:
-    """The last of `sizes`, up to `largest`, before one that is not `WORTH_IT`.
+    """Returns the last of `sizes`, up to `largest`, before one that is not `WORTH_IT`.
 
     `seconds(size)` is the time of an example, infinite if the memory is too small for the size.
     InputError if it is infinite for one example.
