@@ -18,7 +18,7 @@ __all__ = [
 
 
 def create(name: str, num_classes: int, width: int, **options: object) -> nn.Module:
-    """The Flax module called `name`, which maps a batch of inputs to logits.
+    """Returns the Flax module called `name`, which maps a batch of inputs to logits.
 
     Args:
       name: a name of `MODELS`.

@@ -124,7 +124,7 @@ NAMES: dict[Any, list[str]] = {
 
 
 def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
-    """The placement of each image: the share of the other side that it is ranked right against.
+    """Returns each image's placement: the share of the other side that it is ranked right against.
 
     A positive is right above a negative; a tie counts half. NaN if the other side is empty.
     """
@@ -138,7 +138,7 @@ def _placements(scores: np.ndarray, positive: np.ndarray) -> np.ndarray:
 
 
 def _one_per_row(values: np.ndarray, columns: np.ndarray, num: int) -> sparse.csr_array:
-    """A sparse array `[N, num]` with one value in each row, in the given column."""
+    """Returns a sparse array `[N, num]` with one value in each row, in the given column."""
     rows = np.arange(len(values) + 1)
     return sparse.csr_array((values.astype(np.float64), columns, rows), shape=(len(values), num))
 
@@ -158,7 +158,10 @@ def _sums(columns: Any, users: np.ndarray | None) -> np.ndarray:
 
 
 def _by_user(users: np.ndarray) -> sparse.csr_array:
-    """The array `[users, N]` that adds up the rows of each user, in the order of first images."""
+    """Returns the array `[users, N]` that adds up the rows of each user.
+
+    Users are in the order of their first images.
+    """
     _, first, inverse = np.unique(users, return_index=True, return_inverse=True)
     place = np.argsort(np.argsort(first))[inverse]
     return sparse.csr_array(_one_per_row(np.ones(len(users)), place, len(first)).T)
@@ -167,7 +170,7 @@ def _by_user(users: np.ndarray) -> sparse.csr_array:
 def _entries(
     figures: Mapping[str, np.ndarray], num_images: int, users: np.ndarray | None
 ) -> JsonObject:
-    """The entries of `summary.json` for values of figures, first over all images."""
+    """Returns the entries of `summary.json` for values of figures, first over all images."""
     unit = "image" if users is None else "user"
     number = num_images if users is None else len(np.unique(users))
     drawn = {"unit": unit, "number": number}
@@ -187,7 +190,7 @@ def _by_class(figure: str, each: np.ndarray, names: Sequence[str]) -> dict[str, 
 
 
 def _mean(each: np.ndarray) -> np.ndarray:
-    """The mean of each row over its finite values."""
+    """Returns the mean of each row over its finite values."""
     defined = np.isfinite(each)
     return np.where(defined, each, 0).sum(axis=1) / defined.sum(axis=1)
 

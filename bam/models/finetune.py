@@ -67,7 +67,7 @@ def split(params: PyTree, trainable: str) -> tuple[PyTree, PyTree]:
 
 
 def merge(trained: PyTree, frozen: PyTree) -> PyTree:
-    """The parameters of the model, from the two parts that `split` returns.
+    """Returns the parameters of the model, from the two parts that `split` returns.
 
     Examples:
       >>> merge({"Dense_0": {"bias": 2.0}}, {"Dense_0": {"kernel": 1.0}})
@@ -80,12 +80,12 @@ def merge(trained: PyTree, frozen: PyTree) -> PyTree:
 
 
 def with_frozen(loss: LossFn, frozen: PyTree) -> LossFn:
-    """The loss of a model as a function of its trained parameters only."""
+    """Returns the loss of a model as a function of its trained parameters only."""
     return lambda trained, example: loss(merge(trained, frozen), example)
 
 
 def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] = ()) -> Weights:
-    """The weights in the file `init_from` of a config, with the names and shapes of a model.
+    """Returns the weights in the file `init_from`, with the names and shapes of a model.
 
     Args:
       init_from: a safetensors file with the names of this library, of timm or of transformers
@@ -157,7 +157,7 @@ def digest(weights: str | None) -> str:
 
 
 def begin(params: Params, weights: Weights) -> Params:
-    """A model's random parameters, with copies of `weights` in place of those of the same name."""
+    """Returns a model's random parameters, where copies of `weights` replace their namesakes."""
     initial = {name: jnp.array(x) for name, x in weights.arrays.items()}
     return merge(params, traverse_util.unflatten_dict(initial, sep="/"))
 
@@ -176,7 +176,7 @@ def _sha256(content: bytes) -> str:
 
 
 def file_of(weights: str) -> Path:
-    """The weights file of a path: the path itself, or the file in a release's folder."""
+    """Returns the weights file of a path: the path itself, or the file in a release's folder."""
     path = files.user_path(weights)
     return path / "weights.safetensors" if path.is_dir() else path
 
@@ -207,7 +207,7 @@ def _check_exists(path: Path, given: str) -> None:
 
 
 def _pattern_of(names: Collection[str]) -> str:
-    """A regular expression for the layers of these parameters, up to three of them."""
+    """Returns a regular expression for the layers of these parameters, up to three of them."""
     layers = sorted({name.rpartition("/")[0] or name for name in names})
     if len(layers) > 3:
         return "REGEX"
@@ -215,5 +215,5 @@ def _pattern_of(names: Collection[str]) -> str:
 
 
 def _in_line(names: Collection[str], most: int = 3) -> str:
-    """The first names in order, and the number of the others."""
+    """Returns the first names in order, and the number of the others."""
     return short_list(sorted(names), most)

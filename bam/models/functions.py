@@ -185,7 +185,7 @@ def _as_dicts(first: Init, apply: Apply, like: PyTree) -> tuple[Init, Apply]:
 
 
 def _only_parameters(extra: list[str]) -> None:
-    """InputError if a network keeps `extra` kinds of variables besides parameters."""
+    """Raises InputError if a network keeps `extra` kinds of variables besides parameters."""
     if not extra:
         return
     if all("rng" in name.lower() for name in extra):
@@ -198,7 +198,7 @@ def _only_parameters(extra: list[str]) -> None:
 
 
 def _draws(streams: list[str]) -> InputError:
-    """The error for a network that needs random numbers."""
+    """Returns the error for a network that needs random numbers."""
     return InputError(
         f"the model needs random numbers {streams}, as Dropout does, which bam does not supply: "
         "leave Dropout out, because the noise already regularises"

@@ -38,7 +38,7 @@ _Step = tuple[Any, list[_Slot], list[_Slot]]  # equation of a jaxpr, inputs, out
 
 
 def interpret(function: Callable[..., PyTree], *args: Any) -> PyTree:
-    """The value of a pure function, computed without a compiled program of this function.
+    """Returns the value of a pure function, computed without a compiled program of this function.
 
     Operations that the result does not need are left out. If JAX is tracing, the function is called
     as it is and becomes part of the trace.
@@ -94,7 +94,7 @@ def _flatten(program: Any, inputs: list[_Slot], steps: list[_Step]) -> list[_Slo
 
 
 def _needed_steps(steps: list[_Step], results: Sequence[_Slot]) -> list[_Step]:
-    """The steps that the results need, in reverse order."""
+    """Returns the steps that the results need, in reverse order."""
     needed, selected = {id(x) for x in results}, []
     for step in reversed(steps):
         if any(id(x) in needed for x in step[2]):
@@ -104,7 +104,7 @@ def _needed_steps(steps: list[_Step], results: Sequence[_Slot]) -> list[_Step]:
 
 
 def _values(equation: Any, inputs: list[_Slot]) -> list[Any]:
-    """The results of an equation, by its row in `ROWS` or by JAX.
+    """Returns the results of an equation, by its row in `ROWS` or by JAX.
 
     A row returns NotImplemented for operands that only JAX computes right.
     """
@@ -128,7 +128,10 @@ def _host(value: Any) -> Any:
 
 
 def _on_device(value: Any) -> Array:
-    """A copy on the default device. NumPy copies: JAX on a CPU may keep the memory it is given."""
+    """Returns a copy on the default device.
+
+    NumPy copies, because JAX on a CPU may keep the memory it is given.
+    """
     if _is_key(value):
         words = _on_device(np.asarray(jax.random.key_data(value)))
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(value))
@@ -218,13 +221,13 @@ def _key(words: np.ndarray) -> Array:
 
 
 def _join(blocks: Sequence[Any], shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-    """The first entries of all blocks, in this shape."""
+    """Returns the first entries of all blocks, in this shape."""
     flat = [np.asarray(x) for x in blocks] or [np.zeros(0, dtype)]
     return np.concatenate(flat)[: math.prod(shape)].reshape(shape)
 
 
 def _in_blocks(function: Callable[[Array], Array]) -> Callable[..., np.ndarray]:
-    """A row for an elementwise function that JAX rounds differently from NumPy."""
+    """Returns a row for an elementwise function that JAX rounds differently from NumPy."""
     compiled = jax.jit(function)
 
     def row(params: dict[str, Any], x: np.ndarray) -> np.ndarray:
@@ -237,7 +240,7 @@ def _in_blocks(function: Callable[[Array], Array]) -> Callable[..., np.ndarray]:
 
 
 def _exact(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A row for a NumPy function with the results of JAX."""
+    """Returns a row for a NumPy function with the results of JAX."""
     return lambda params, *values: function(*values)
 
 

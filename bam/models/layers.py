@@ -53,12 +53,12 @@ def convolutions_as(name: str) -> Iterator[None]:
 
 
 def formulation(name: str) -> str:
-    """The formulation `name`, or for "" the default of this platform."""
+    """Returns the formulation `name`, or for "" the default of this platform."""
     return name or OF_PLATFORM.get(jax.default_backend(), "xla")
 
 
 def _current() -> str:
-    """The formulation that `convolutions_as` chose."""
+    """Returns the formulation that `convolutions_as` chose."""
     return formulation(_formulation.get())
 
 
@@ -245,7 +245,7 @@ class GroupNorm(nn.Module):
 
 
 def _apart(statistic: Float[Array, "n c"]) -> Float[Array, "n c"]:
-    """The same numbers behind an optimization barrier.
+    """Returns the same numbers behind an optimization barrier.
 
     Without it, XLA merges a gradient's sum over pixels with the following sum over views, which
     costs another pass over the images.
@@ -296,7 +296,10 @@ def _at_pixels_by_product_jvp(
 
 
 def _ones(images: Float[Array, "n h w c"]) -> Float[Array, "n hw"]:
-    """A one for each pixel, computed from the pixels: XLA rewrites products with a constant 1."""
+    """Returns a one for each pixel, computed from the pixels.
+
+    XLA would rewrite products with a constant 1.
+    """
     pixels = jax.lax.stop_gradient(images[..., 0])
     return 1 + 0 * pixels.reshape(images.shape[0], -1)
 
@@ -304,7 +307,7 @@ def _ones(images: Float[Array, "n h w c"]) -> Float[Array, "n hw"]:
 def group_norm(
     num_groups: int, num_channels: int, name: str | None = None, fibre: int = 1
 ) -> GroupNorm:
-    """A `GroupNorm` with gcd(`num_groups`, number of fibres) groups."""
+    """Returns a `GroupNorm` with gcd(`num_groups`, number of fibres) groups."""
     return GroupNorm(math.gcd(num_groups, num_channels // fibre), fibre, name=name)
 
 

@@ -52,7 +52,7 @@ def with_factors(params: Params, key: Array, rank: int, targets: str) -> Params:
 
 
 def add_factors(factors: Params) -> Callable[..., Any]:
-    """An interceptor for `nn.intercept_methods` that adds (x A) B to layers with factors."""
+    """Returns a function for `nn.intercept_methods` that adds (x A) B to layers with factors."""
     leaves = traverse_util.flatten_dict(factors, sep="/")
 
     def intercept(

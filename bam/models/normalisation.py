@@ -38,7 +38,7 @@ class Normalisation(NamedTuple):
     given: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """All fields and their sources in one line."""
+        """Returns all fields and their sources in one line."""
         each = (x if len({*x}) > 1 else x[:1] for x in (self.mean, self.std))
         mean, std = (", ".join(f"{number:.6g}" for number in x) for x in each)
         size = f"{self.size[0]} × {self.size[1]}" if self.size else ""
@@ -52,7 +52,7 @@ class Normalisation(NamedTuple):
 def expected_by(
     weights: Path, options: Mapping[str, Any], prefix: str, default: Normalisation
 ) -> Normalisation:
-    """The normalisation that weights expect: from options, the file beside them, or `default`.
+    """Returns the normalisation that weights expect, by options, the file beside them or `default`.
 
     Args:
       weights: the file of weights. The first file of `BESIDE` in its folder that has a
@@ -111,7 +111,7 @@ def _read(file: Path) -> JsonObject:
 def _numbers(
     value: Any, name: str, channels: int, is_positive: bool, unit: float = 1.0
 ) -> tuple[float, ...]:
-    """One number for each channel, divided by `unit`."""
+    """Returns one number for each channel, divided by `unit`."""
     numbers = list(value) if isinstance(value, list | tuple) else [value]
     least, kind = (1 / LARGEST, "positive") if is_positive else (-LARGEST, "finite")
     if not numbers or not all(type(x) in (int, float) and least <= x <= LARGEST for x in numbers):

@@ -199,7 +199,10 @@ def _path_of(name: str, patterns: Mapping[str, str]) -> str:
 
 
 def _lay_out(path: str, value: np.ndarray) -> tuple[str, np.ndarray]:
-    """A PyTorch weight with Flax's name and layout: a `kernel` `[…, in, out]` or a `scale`."""
+    """Returns a PyTorch weight with Flax's name and layout.
+
+    It is a `kernel` `[…, in, out]` or a `scale`.
+    """
     if not path.endswith("/weight"):
         return path, value
     path = path.removesuffix("weight")

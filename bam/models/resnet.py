@@ -41,7 +41,10 @@ class ResNet(nn.Module):
         return nn.Dense(self.num_classes, name="head")(x) if self.num_classes else x
 
     def _block(self, name: str, x: Array, features: int, stride: int) -> Array:
-        """A residual block. As in PyTorch, the 3×3 convolution has the stride, not the 1×1."""
+        """Applies a residual block.
+
+        As in PyTorch, the 3×3 convolution has the stride, not the 1×1.
+        """
         out = 4 * features if self.bottleneck else features
         layers = [(features, 3, stride), (out, 3, 1)]
         if self.bottleneck:

@@ -34,7 +34,10 @@ class ResNet9(nn.Module):
     symmetries: int = 1
 
     def __post_init__(self) -> None:
-        """InputError for symmetries that are not a group's order or do not divide the width."""
+        """Checks the symmetries.
+
+        InputError if they are not a group's order or do not divide the width.
+        """
         if self.symmetries not in ORDERS or self.width % self.symmetries:
             raise InputError(
                 f"--config.model.symmetries must be 1, 2, 4 or 8 and divide model.width, got "

@@ -24,7 +24,7 @@ class Symmetry(NamedTuple):
         return self if self.mirrored else Symmetry(False, -self.turns % 4)
 
     def after(self, first: "Symmetry") -> "Symmetry":
-        """The symmetry that applies `first`, then this one."""
+        """Returns the symmetry that applies `first`, then this one."""
         turns = self.turns + (-first.turns if self.mirrored else first.turns)
         return Symmetry(self.mirrored != first.mirrored, turns % 4)
 
@@ -37,7 +37,10 @@ class Symmetry(NamedTuple):
 
 
 def group(order: int) -> Sequence[Symmetry]:
-    """The group of an order: 1 identity, 2 with the mirroring, 4 turns, 8 all symmetries."""
+    """Returns the group of an order.
+
+    1 is the identity, 2 adds the mirroring, 4 is the turns, and 8 is all symmetries.
+    """
     return [
         Symmetry(mirrored, turns)
         for mirrored in ((False, True) if order in (2, 8) else (False,))
@@ -48,7 +51,7 @@ def group(order: int) -> Sequence[Symmetry]:
 def tied_kernel(
     kernel: Float[Array, "k k c f"], order: int, lifting: bool = False
 ) -> Float[Array, "k k c f_order"]:
-    r"""The kernel of an equivariant convolution, $W_{hg} = g\,\psi_{g^{-1} h}$, from weights ψ.
+    r"""Returns an equivariant convolution's kernel, $W_{hg} = g\,\psi_{g^{-1} h}$, from weights ψ.
 
     Channels are fields with one number for each symmetry g. The input of a `lifting` convolution is
     images, whose channels are not fields: $W_g = g\,\psi$.

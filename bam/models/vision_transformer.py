@@ -58,7 +58,7 @@ class _Block(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "n t d"]) -> Float[Array, "n t d"]:
-        """The tokens after this block."""
+        """Returns the tokens after this block."""
         features = x.shape[-1]
         qkv = nn.Dense(3 * features, name="qkv")(_norm("norm1")(x))
         q, k, v = jnp.moveaxis(qkv.reshape(*x.shape[:2], 3, self.num_heads, -1), 2, 0)
