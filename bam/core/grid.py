@@ -104,11 +104,10 @@ def rows_per_sum(
 
 
 def fitting_size(microbatch_size: int, num_rows: int | Int32[Array, ""]) -> int:
-    """Returns the microbatch size as asked, or the largest fitting 2^k if `num_rows` rows do not
-    fit.
+    """Returns the microbatch size as asked, or the largest power of 2 that fits if it does not.
 
-    Powers of 2 keep the sizes few, because each one is compiled. If the number of rows is traced,
-    the size is as asked, and the sum is NaN if the rows do not fit.
+    `num_rows` rows fit a sum. Powers of 2 keep the sizes few, because each one is compiled. If the
+    number of rows is traced, the size is as asked, and the sum is NaN if the rows do not fit.
     """
     if not isinstance(num_rows, int) or num_rows >= microbatch_size:
         return microbatch_size

@@ -76,8 +76,8 @@ def private_mean(
     It is computed in constant memory. `privatize`, `bam train` and `bam.PrivateTraining` call it in
     every private step. g_i is `grad_fn(params, example)`, an oracle's `grad` at the weights that
     its `ascend` returns. The rows must be a batch of `sampling.pad`, at random places, and the call
-    must be part of a compiled program. Returns the mean, the norms of `clipped_sum`, which are NOT
-    private, and the next step's state.
+    must be part of a compiled program. It returns the mean, the norms of `clipped_sum`, which are
+    NOT private, and the next step's state.
     """
     # Noise for S · σ, whatever the number of rows: an empty batch gets as much.
     noise, noise_state = advance_noise(
