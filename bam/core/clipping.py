@@ -524,10 +524,11 @@ def bound_of(clip: Transform, clip_state: PyTree) -> Bound:
 
 
 def is_within(summand: PyTree, limit: Number) -> Bool[Array, ""]:
-    """True only if a summand (floats or integers) has an L2 norm of at most `limit` · (1 + 1e-5).
+    """Returns True only if a summand's L2 norm is at most `limit` · (1 + 1e-5).
 
-    The computed norm may be off by a relative 5e-6, and a traced `limit` by ten roundings, 1e-6 at
-    most. So the computed norm must be at most `limit` · (1 + 4e-6).
+    The summand is of floats or integers. The computed norm may be off by a relative 5e-6, and a
+    traced `limit` by ten roundings, 1e-6 at most. So the computed norm must be at most
+    `limit` · (1 + 4e-6).
     """
     length = pytree.l2_norm(jax.tree.map(lambda x: x.astype(jnp.float32), summand))
     return jnp.isfinite(length) & (length <= limit * (1 + 4e-6))

@@ -32,7 +32,7 @@ def this_process() -> Process:
 
 
 def check_not_forked(process: Process, what: str) -> None:
-    """RuntimeError if `what` was made in another process, which is `process`.
+    """Raises RuntimeError if `what` was made in another process, which is `process`.
 
     A fork copies the secrets. Both processes would draw the same batches and the same noise, and
     the difference of their models would have no noise.

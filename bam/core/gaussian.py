@@ -122,7 +122,7 @@ def gaussian(
     tiles: UInt32[Array, " tiles"],
     num_blocks: int = MOST_BLOCKS,
 ) -> Int32[Array, " n"]:
-    r"""Independent draws of round(Z), $Z \sim N(0, 2^{40})$, 16 · `num_blocks` for each tile.
+    r"""Draws round(Z) independently, $Z \sim N(0, 2^{40})$, 16 · `num_blocks` times for each tile.
 
     A tile's draws depend only on the key, the step, the tile's number and `num_blocks`, so each
     device can draw a part. A draw compares two random numbers of 111 bits with two tables. Only

@@ -161,7 +161,7 @@ def rounding_share(noise_multiplier: Number, strategy: Sequence[float], num_entr
 
 
 def noise_std(noise_multiplier: Number, sensitivity: Number) -> Number:
-    """σ·S (1 + 1e-5) in 32-bit floats, the same bits on the host and in a traced program."""
+    """Returns σ·S (1 + 1e-5) in 32-bit floats, with the same bits on the host and in a trace."""
     with np.errstate(over="ignore"):
         std = _float32(noise_multiplier) * _float32(sensitivity) * np.float32(ROUNDING)
     return _number(std)

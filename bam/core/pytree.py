@@ -60,7 +60,7 @@ def check_has_arrays(tree: PyTree, what: str = "parameters are") -> None:
 
 
 def l2_norm(tree: Grads) -> Float[Array, ""]:
-    r"""Global L2 norm of a pytree, $\|g\|_2 = (\sum_j g_j^2)^{1/2}$, over all leaves together.
+    r"""Returns the L2 norm of a pytree, $\|g\|_2 = (\sum_j g_j^2)^{1/2}$, over all leaves together.
 
     Squares are accumulated in at least float32. A finite gradient whose squares overflow float32
     (norm above about 1.8e19) has norm `inf` here, and every transform treats it as non-finite.
@@ -284,5 +284,5 @@ def names(tree: PyTree) -> list[str]:
 
 
 def num_params(tree: PyTree) -> int:
-    """Number of scalar entries in all leaves of `tree`."""
+    """Returns the number of scalar entries in all leaves of `tree`."""
     return sum(int(x.size) for x in jax.tree.leaves(tree))

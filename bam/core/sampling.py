@@ -110,7 +110,7 @@ def poisson_sample(
 
 
 def _uint64(words: UInt32[np.ndarray, "2 n"]) -> np.ndarray:
-    """Integers of 64 bits, made of two words each."""
+    """Returns integers of 64 bits, made of two words each."""
     return words[0].astype(np.uint64) << np.uint64(32) | words[1].astype(np.uint64)
 
 

@@ -146,7 +146,7 @@ def is_secret(key: UInt32[Array | np.ndarray, "8"]) -> bool:
 
 
 def digest(key: UInt32[Array | np.ndarray, "8"]) -> bytes:
-    """SHA-256 of a key's words, from which nobody can compute the key."""
+    """Returns the SHA-256 of a key's words, from which nobody can compute the key."""
     return hashlib.sha256(np.asarray(key).tobytes()).digest()
 
 

@@ -66,7 +66,7 @@ def as_numbers(strategy: Sequence[float] | np.ndarray) -> tuple[float, ...]:
 
 
 def norm(strategy: Sequence[float] | np.ndarray) -> float:
-    r"""$\|c\|_2$, the factor by which the strategy increases one example's influence."""
+    r"""Returns $\|c\|_2$, the factor by which the strategy increases one example's influence."""
     return math.hypot(*strategy)
 
 
