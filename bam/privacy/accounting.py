@@ -46,7 +46,7 @@ class PoissonSteps(NamedTuple):
 def poisson_event(
     noise_multiplier: float, sampling_prob: float, num_steps: int
 ) -> dp_accounting.SelfComposedDpEvent:
-    """T Poisson-sampled Gaussian steps as an event of dp-accounting."""
+    """Returns T Poisson-sampled Gaussian steps as an event of dp-accounting."""
     noise_multiplier = scalars.real("noise_multiplier", noise_multiplier)
     sampling_prob = scalars.real("sampling_prob", sampling_prob)
     num_steps = scalars.count("num_steps", num_steps)
@@ -161,7 +161,7 @@ def joint_epsilon(events: Sequence[PoissonSteps], delta: float) -> float:
 def deltas(
     *, noise_multiplier: float, sampling_prob: float, num_steps: int, epsilons: Sequence[float]
 ) -> list[float]:
-    """δ at several ε of T steps of the Poisson-sampled Gaussian mechanism, by PLD.
+    """Returns δ at several ε of T steps of the Poisson-sampled Gaussian mechanism, by PLD.
 
     Arguments are those of `epsilon`. InputError unless σ, q and T are positive and each ε is at
     least 0. `tradeoff.profile_tradeoff` makes the mechanism's trade-off function of the result.
@@ -344,7 +344,7 @@ def _step_rdp(
 def least_noise(
     epsilon_of: Callable[[float], float], target: float, near: float, tolerance: float
 ) -> float:
-    """σ with ε at most the target and, if ε is continuous, at most the tolerance below it.
+    """Returns σ with ε at most the target and, if ε is continuous, at most the tolerance below it.
 
     The search begins at `near`. It is fast if `epsilon_of` falls about as 1/σ or faster.
     """

@@ -182,7 +182,7 @@ def _place(leaf: PyTree, array: np.ndarray) -> PyTree:
 
 
 def _describe(tree: PyTree) -> list[list[object]]:
-    """Name, dtype and shape of each leaf, as JSON values."""
+    """Returns name, dtype and shape of each leaf, as JSON values."""
     # A typed key is stored as its words.
     arrays = [jax.random.key_data(x) if pytree.is_key(x) else x for x in jax.tree.leaves(tree)]
     arrays = [x if hasattr(x, "dtype") else np.asarray(x) for x in arrays]

@@ -149,7 +149,10 @@ class Ledger:
 
     @staticmethod
     def _check_in_place(file: IO[bytes], path: Path) -> None:
-        """OSError if the file was removed or replaced: a resumed run would read another count."""
+        """Raises OSError if the file was removed or replaced.
+
+        A resumed run would read another count.
+        """
         try:
             in_place = os.path.samestat(os.fstat(file.fileno()), path.stat())
         except OSError:

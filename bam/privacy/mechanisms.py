@@ -206,7 +206,7 @@ def read_options(options: JsonMapping) -> JsonObject:
 
 
 def counts(num_examples: int, batch_size: int) -> tuple[int, int]:
-    """N and l as plain Python integers."""
+    """Returns N and l as plain Python integers."""
     read = scalars.whole
     return read("num_examples", num_examples), read("expected_batch_size", batch_size)
 

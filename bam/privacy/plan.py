@@ -341,7 +341,7 @@ class PrivacyPlan:
             _check_epsilon_once(self)
 
     def check_steps(self, num_steps: int) -> None:
-        """BudgetExhaustedError for more begun steps than planned, lost ones included."""
+        """Raises BudgetExhaustedError for more begun steps than planned, lost ones included."""
         if num_steps > self.num_steps:
             raise BudgetExhaustedError(
                 f"the privacy plan covers {self.num_steps} steps; step {num_steps} would spend "

@@ -639,7 +639,7 @@ def _non_defaults(**arguments: tuple[Any, Any]) -> dict[str, Any]:
 
 
 def _check_arguments(batch: Any, state: Any, params: Any) -> None:
-    """TypeError if these are not the arguments of a private gradient's `update`."""
+    """Raises TypeError if these are not arguments of a private gradient's `update`."""
     if not isinstance(batch, DrawnBatch):
         # `optax.MultiSteps` gives arrays of the parameters' shapes, while JAX traces.
         raise TypeError(

@@ -17,7 +17,7 @@ def writes() -> bool:
 
 
 def random_words(num_words: int) -> np.ndarray:
-    """Secret 32-bit words of the operating system, the same in every process."""
+    """Returns secret 32-bit words of the operating system, the same in every process."""
     return from_first(np.frombuffer(secrets.token_bytes(4 * num_words), np.uint32))
 
 

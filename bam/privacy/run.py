@@ -302,7 +302,7 @@ class PrivateRun:
         return processes.from_first(np.frombuffer(key, np.uint32)).tobytes()
 
     def check_room(self, tree: PyTree) -> None:
-        """OSError if the folder has no room for a checkpoint of a pytree."""
+        """Raises OSError if the folder has no room for a checkpoint of a pytree."""
         if self.folder and processes.writes():
             files.make_folder(self.folder / CHECKPOINTS, mode=0o700)
             checkpoint.check_room(self.folder / CHECKPOINTS, tree)

@@ -93,7 +93,7 @@ class Selection:
         return math.exp(float(optimize.brentq(excess, lowest, -1e-6, xtol=1e-15)))
 
     def num_trials(self, uniform: float | Fraction) -> int:
-        """K, by inverting its distribution function at a uniform number from [0, 1).
+        """Returns K, by inverting its distribution function at a uniform number from [0, 1).
 
         Probabilities are doubles. If the number has 128 bits, the drawn law differs from K's by
         less than 1e-12 in total variation.

@@ -447,7 +447,7 @@ def _process_fields(process: JsonMapping) -> JsonObject:
 def fields_on_other_uses(
     config: JsonMapping, summary: JsonMapping, diagnosed: bool, searched: bool
 ) -> JsonObject:
-    """Fields on uses of the data that ε does not cover, in a run of `bam train`."""
+    """Returns fields on uses of the data that ε does not cover, in a run of `bam train`."""
     holdout, every = config["dataset"].get("holdout", 0), config["eval"]["every"]
     weights = config.get("loss", {}).get("weights")
     features = config.get("features", {}).get("name", "")
@@ -495,7 +495,7 @@ def fields_on_other_uses(
 
 
 def _recomputation_fields(plan: PrivacyPlan) -> JsonObject:
-    """Fields for the three lines of Python that compute ε again without bam."""
+    """Returns fields for the three lines of Python that compute ε again without bam."""
     delta, steps, bands = plan.delta - plan.overflow, plan.dp_event, len(plan.mechanism.strategy)
     event = plan.mechanism.event(plan.noise_multiplier, plan.num_steps)
     is_allocated = isinstance(event, random_allocation.AllocatedGaussianDpEvent)

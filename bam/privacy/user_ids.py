@@ -148,7 +148,7 @@ def _digits(value: Any) -> str:
 
 @functools.lru_cache(2**16)  # a user may have many rows
 def _read(text: str) -> str:
-    """`user_id` of a text."""
+    """Returns the `user_id` of a text."""
     is_utf8 = not any("\ud800" <= x <= "\udfff" for x in text)  # these stand for damaged bytes
     if not is_utf8 or "\0" in text.rstrip(_ENDS):
         raise InputError(f"id {text[:80]!r} {_DAMAGED}")
