@@ -128,7 +128,7 @@ def build(
 
 
 def _num_examples(config: ConfigDict, dataset: datasets.Dataset) -> int:
-    """N: the config's number, or the number of training examples or users if it is not set.
+    """Returns N: the config's number, or else the number of training examples or users.
 
     InputError if the config's number is smaller than that.
     """

@@ -51,7 +51,7 @@ def share_rows(tree: PyTree, mesh: Mesh | None) -> PyTree:
 
 
 def room_for_data() -> int:
-    """Bytes of each device's memory that a data set may take: half of it.
+    """Returns the bytes of a device's memory that a data set may take: half of it.
 
     On a CPU they are a quarter of the machine's memory, divided by its number of devices.
     """
@@ -63,7 +63,7 @@ def room_for_data() -> int:
 
 
 def needs(program: Callable[..., Any], *args: Any) -> memory.Needs | None:
-    """`memory.needs` of a run's program, with the least memory that is free in any process.
+    """Returns `memory.needs` of a run's program, with the least memory that is free in any process.
 
     So all processes decide alike whether the program fits.
     """

@@ -77,7 +77,7 @@ def evaluate_outputs(
 
 
 def not_private(trainer: Trainer, state: TrainState, rows: PyTree) -> dict[str, float]:
-    """Clipping bias and other diagnostics of training rows. NOT PRIVATE.
+    """Returns the clipping bias and other diagnostics of training rows. NOT PRIVATE.
 
     The names are those of `trainer.diagnose` and `num_nonfinite`, after `not_private/`.
     """

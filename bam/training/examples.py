@@ -130,7 +130,7 @@ def _taker(sharding: NamedSharding | None) -> Callable[..., PyTree]:
 
 
 def label_of(dataset: datasets.Dataset) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of one image's label."""
+    """Returns shape and dtype of one image's label."""
     labels = dataset.test.labels
     return jax.ShapeDtypeStruct(labels.shape[1:], labels.dtype)
 
@@ -176,7 +176,7 @@ def example_like(
     shape: tuple[int, ...],
     label: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct((), jnp.int32),  # noqa: B008
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of a loss's example, for images of a shape, to trace with."""
+    """Returns shapes and dtypes of a loss's example, for images of a shape, to trace with."""
     inputs = num_inputs(config)
     each = (inputs,) if config.dataset.group_size else ()
     present = {"present": jax.ShapeDtypeStruct(each, jnp.bool_)} if each else {}

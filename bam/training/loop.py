@@ -279,7 +279,7 @@ class _Watch:
 
 
 def _digests(trainer: Trainer) -> Digests:
-    """Digests of the weights and data with which a run began, and must continue.
+    """Returns digests of the weights and data with which a run began, and must continue.
 
     The digest of the data depends on a secret key of the run: without it, a digest confirms no
     guess at the data.

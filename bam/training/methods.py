@@ -31,7 +31,7 @@ def full_label(method: JsonMapping) -> str:
 
 
 def strength(method: JsonMapping) -> float:
-    """λ of BAM (α·r in the SAM form), ρ of DP-SAT, 0 for methods without a strength."""
+    """Returns λ of BAM (α·r in the SAM form), ρ of DP-SAT, 0 for methods without a strength."""
     row = METHODS.get(method["name"])
     # To first order, BAM (SAM) with mix α and radius r minimises L + α·r·‖∇L‖.
     return float(method[row.strength]) * method.get("mix", 1.0) if row and row.strength else 0.0

@@ -49,7 +49,7 @@ def origin(name: str, quantile: float, num_steps: int) -> str:
 def clip_norm(
     config: ConfigDict, public: PublicData, quantile: float, num_steps: int, shape: tuple[int, ...]
 ) -> float:
-    """C for a config's model and images of a shape, from `clip_norm_from_public`.
+    """Returns C for a config's model and images of a shape, from `clip_norm_from_public`.
 
     Raises InputError as `check` and `clip_norm_from_public`.
     """

@@ -194,7 +194,7 @@ def as_json(config: ConfigDict) -> JsonObject:
 
 
 def flat(nested: JsonObject, prefix: str = "") -> JsonObject:
-    """`{"a": {"b": 1}}` as `{"a.b": 1}`."""
+    """Returns `{"a": {"b": 1}}` as `{"a.b": 1}`."""
     flattened: JsonObject = {}
     for key, value in nested.items():
         if isinstance(value, dict):

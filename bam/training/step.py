@@ -184,7 +184,7 @@ def score_images(
 def mean_gradients(
     parts: Parts, state: TrainState, rows: PyTree
 ) -> tuple[diagnostics.Means, diagnostics.Means]:
-    """Means over training rows of the method's and of plain gradients. NOT PRIVATE."""
+    """Returns means over training rows of the method's and of plain gradients. NOT PRIVATE."""
     example_of, private = parts.example_of(state), state.private
 
     def means_of(oracle: oracles.Method) -> diagnostics.Means:

@@ -67,7 +67,10 @@ class Trainer:
     log: Callable[[str], None] = lambda line: None
 
     def __post_init__(self) -> None:
-        """ValueError if the parts are of another plan, config or data set, which was replaced."""
+        """Raises ValueError if the parts are of another plan, config or data set.
+
+        Then one of them was replaced.
+        """
         plan, config, parts = self.plan, self.config, self.parts
         if (parts.gradient.mean, parts.is_private) != (mean_of(plan), plan.private):
             raise ValueError("the parts have the noise of another plan: build it with plan=PLAN")
