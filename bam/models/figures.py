@@ -28,7 +28,7 @@ LOWER_IS_BETTER = {"calibration_error", "log_loss", "loss", "mean_absolute_error
 def classification(
     outputs: np.ndarray, labels: np.ndarray, names: Sequence[str], users: np.ndarray | None = None
 ) -> JsonObject:
-    """Entries of `summary.json` for finite outputs `[N, classes]` and labels `[N]`.
+    """Returns the entries of `summary.json` for finite outputs `[N, classes]` and labels `[N]`.
 
     `figures` maps a name to its value and the ends of its interval, or to None if it is undefined.
     `intervals_draw` has the unit that a draw has copies of, image or user, and the number of units.

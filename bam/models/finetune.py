@@ -194,7 +194,7 @@ def _match(key: str, pattern: str, leaves: JsonMapping) -> set[str]:
 
 
 def _check_exists(path: Path, given: str) -> None:
-    """FileNotFoundError if there is no file of weights, with the one that may be meant."""
+    """Raises FileNotFoundError if there is no file of weights, and names a likely one."""
     if path.exists():
         return
     folder = files.user_path(given)

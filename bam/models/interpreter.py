@@ -176,7 +176,7 @@ def threefry(key: Any, high: Any, low: Any) -> tuple[Any, Any]:
 
 @jax.jit
 def _block_of_bits(key: UInt32[Array, "2"], start: UInt32[Array, ""]) -> UInt32[Array, " block"]:
-    """`BLOCK` words of JAX's random bits of a key, from entry `start` on."""
+    """Returns `BLOCK` words of JAX's random bits of a key, from entry `start` on."""
     counts = start + jnp.arange(BLOCK, dtype=jnp.uint32)
     high, low = threefry(key, jnp.zeros_like(counts), counts)
     return high ^ low

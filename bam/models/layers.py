@@ -68,7 +68,7 @@ def conv2d(
     stride: int = 1,
     symmetric: bool = False,
 ) -> Float[Array, "n h2 w2 f"]:
-    """Two-dimensional convolution without bias, with zero padding to "same" size.
+    """Convolves in two dimensions without bias, with zero padding to "same" size.
 
     With a stride, XLA may pad less before an axis than after it. `symmetric` pads both sides by
     half of an odd kernel, as networks in PyTorch do. `convolutions_as` chooses the formulation: a
@@ -88,7 +88,7 @@ def conv2d(
 def _conv2d_as_matmul(
     images: Array, kernel: Array, stride: int, padding: Sequence[tuple[int, int]]
 ) -> Array:
-    """`conv2d` as one product of patches `[n·h2·w2, kh·kw·c]` and kernel `[kh·kw·c, f]`."""
+    """Computes `conv2d` as a product of patches `[n·h2·w2, kh·kw·c]` and kernel `[kh·kw·c, f]`."""
     kernel_height, kernel_width, channels, features = kernel.shape
     _, height, width, _ = images.shape
     padded = jnp.pad(images, ((0, 0), *padding, (0, 0)))
@@ -106,7 +106,7 @@ def _conv2d_as_matmul(
 def standardise_weights(
     kernel: Float[Array, "kh kw c f"], kind: str, gain: Float[Array, "#f"] | float = 1.0
 ) -> Float[Array, "kh kw c f"]:
-    r"""Weight standardisation of each output feature, over the other axes of the kernel.
+    r"""Standardises the weights of each output feature, over the other axes of the kernel.
 
     "none": $w$; "centre": $w - \mathrm{mean}(w)$; "standardise":
     $(w - \mathrm{mean}(w)) / \sqrt{\max(\mathrm{var}(w) \cdot \text{fan-in}, 10^{-4})}$.
@@ -192,7 +192,7 @@ def _mish_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Arr
 
 
 def _mish_terms(x: Array) -> tuple[Array, Array]:
-    """`n` and `bend` of the slope `(n + bend / (n + 2)) / (n + 2)`.
+    """Returns `n` and `bend` of the slope `(n + bend / (n + 2)) / (n + 2)`.
 
     Above 20 the slope is 1 up to rounding in float64, so x is cut there and `exp` cannot overflow.
     """
@@ -282,7 +282,7 @@ def _at_pixels(
 
 @jax.custom_jvp
 def _at_pixels_by_product(statistic: Array, images: Array) -> Array:
-    """As `_at_pixels`, with matrix products as derivative and transpose."""
+    """Does the same as `_at_pixels`, with matrix products as derivative and transpose."""
     return jnp.broadcast_to(statistic[:, None, None], images.shape)
 
 

@@ -27,10 +27,10 @@ NAME = "lora"  # name of the factors in a model's parameters, for expressions li
 
 
 def with_factors(params: Params, key: Array, rank: int, targets: str) -> Params:
-    """Parameters with factors for each linear layer whose name matches the regular expression.
+    """Returns parameters with factors for each linear layer whose name matches `targets`.
 
-    A is normal with variance 1/in and B is zero, so the model does not change at first. InputError
-    for a rank below 1, or if no layer matches.
+    `targets` is a regular expression. A is normal with variance 1/in and B is zero, so the model
+    does not change at first. InputError for a rank below 1, or if no layer matches.
     """
     if rank < 1:
         raise InputError(f"--config.lora.rank must be at least 1, or 0 without LoRA, got {rank}")

@@ -124,7 +124,7 @@ def _numbers(
 
 
 def _size(value: Any, name: str) -> tuple[int, int] | None:
-    """Height and width, from a number, a pair, transformers' dict or timm's (channels, h, w)."""
+    """Returns height and width, of a number, a pair, a dict of transformers or timm's (c, h, w)."""
     if isinstance(value, dict):
         edge = value.get("shortest_edge")
         value = [value.get("height", edge), value.get("width", edge)]

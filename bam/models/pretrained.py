@@ -107,7 +107,7 @@ def tensors(content: bytes, path: Path) -> dict[str, np.ndarray]:
 def adapt(
     arrays: Mapping[str, np.ndarray], needed: Mapping[str, Any], shape: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
-    """Weights adapted to float32, and as in timm to images of another size or with one channel.
+    """Adapts weights to float32, and as in timm to images of another size or with one channel.
 
     The positions of a ViT on a square grid are interpolated (bicubic, a = -1/2, with antialiasing);
     the class token keeps its position. The weights of the first layer are summed over the colours,
@@ -153,7 +153,7 @@ def _interpolate(position: np.ndarray, num_patches: int, height: int, width: int
 
 
 def renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Weights with the names and layouts of `bam`, if their names are those of another library.
+    """Renames weights of another library, and gives them the layouts of `bam`.
 
     Names that match no pattern stay, and `finetune.load` refuses them as surplus.
 

@@ -28,7 +28,7 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
-        """Logits of a batch of images."""
+        """Returns the logits of a batch of images."""
         x = nn.relu(self._conv("stem", self.width, 7, 2)(images))
         around = ((0, 0), (1, 1), (1, 1), (0, 0))
         x = jnp.pad(x, around)  # zeros never win the maximum, because activations are at least 0

@@ -47,7 +47,7 @@ class ResNet9(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
-        """Logits of a batch of images whose sides are multiples of 16."""
+        """Returns the logits of a batch of images whose sides are multiples of 16."""
         if images.shape[1] % 16 or images.shape[2] % 16:
             raise InputError(
                 f"resnet9 needs images with sides that are multiples of 16, got {images.shape[1:]}"

@@ -21,7 +21,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."]) -> Float[Array, "n classes"]:
-        """Logits of a batch of inputs."""
+        """Returns the logits of a batch of inputs."""
         flat = inputs.reshape(inputs.shape[0], -1)
         shape = (self.num_classes, flat.shape[1])
         weight = self.param("weight", nn.initializers.zeros, shape)
@@ -42,7 +42,7 @@ class LeNet5(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
-        """Logits of a batch of images."""
+        """Returns the logits of a batch of images."""
         x = images
         for features in (6, 16):
             x = average_pool(nn.tanh(Conv(features, kernel_size=5, gain_and_bias=True)(x)))
@@ -63,7 +63,7 @@ class ConvNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
-        """Logits of a batch of images."""
+        """Returns the logits of a batch of images."""
         x = images
         for features in (self.width, 2 * self.width):
             x = average_pool(nn.relu(group_norm(4, features)(Conv(features)(x))))
@@ -82,7 +82,7 @@ class TanhCNN(nn.Module):
 
     @nn.compact
     def __call__(self, features: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
-        """Logits of a batch of features."""
+        """Returns the logits of a batch of features."""
         x = nn.tanh(Conv(self.width, use_bias=True)(features))
         x = nn.max_pool(x, (2, 2), strides=(2, 2))
         x = nn.tanh(Conv(self.width, use_bias=True)(x))
@@ -102,7 +102,7 @@ class DeepResidual(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "n ..."]) -> Float[Array, "n classes"]:
-        """Logits of a batch of inputs of any shape."""
+        """Returns the logits of a batch of inputs of any shape."""
         if self.depth < 2:
             raise InputError(f"deep_residual needs a depth of at least 2, got {self.depth}")
         x = nn.tanh(nn.Dense(self.width)(inputs.reshape(inputs.shape[0], -1)))

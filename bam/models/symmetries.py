@@ -31,7 +31,7 @@ class Symmetry(NamedTuple):
     def __call__(
         self, images: Float[Array, "..."], axes: tuple[int, int] = (0, 1)
     ) -> Float[Array, "..."]:
-        """Images or kernels, mirrored and turned over two axes."""
+        """Returns images or kernels, mirrored and turned over two axes."""
         mirrored = jnp.flip(images, axes[1]) if self.mirrored else images
         return jnp.rot90(mirrored, self.turns, axes)
 

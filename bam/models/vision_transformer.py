@@ -30,7 +30,7 @@ class VisionTransformer(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
-        """Logits of a batch of images whose sides are multiples of the patch size."""
+        """Returns the logits of a batch of images whose sides are multiples of the patch size."""
         n, height, width, channels = images.shape
         if height % self.patch or width % self.patch:
             raise InputError(

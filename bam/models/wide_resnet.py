@@ -27,7 +27,7 @@ class WideResNet(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
-        """Logits of a batch of images."""
+        """Returns the logits of a batch of images."""
         return _logits(self, images)
 
     def _activate(self, x: Array) -> Array:
@@ -61,7 +61,7 @@ class WideResNetBam(nn.Module):
 
     @nn.compact
     def __call__(self, images: Float[Array, "n h w c"]) -> Float[Array, "n classes"]:
-        """Logits of a batch of images."""
+        """Returns the logits of a batch of images."""
         return _logits(self, images)
 
     def _activate(self, x: Array) -> Array:
