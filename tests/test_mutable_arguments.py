@@ -78,6 +78,10 @@ def clipped(clip):
     return clip.update(LONG, clip.init(LONG), LONG)[0], clip.sensitivity
 
 
+def clipped_with_slots(clip):
+    return *clipped(clip), jnp.shape(clip.update(LONG, clip.init(LONG), LONG)[0].slots)
+
+
 def shifted(oracle):
     example = {"image": ROWS[:2]}
     return oracle.ascend(W, LONG), oracle.grad(W, example)
@@ -192,8 +196,13 @@ PUBLIC = {
         {"clip": bam.clip_by_l2_norm(1.0), "accountant": "rdp"},
     ),
 }  # fmt: skip
-# The arguments that stand in place of others.
-IN_PLACE = {"num_epochs": "num_steps", "num_steps": "num_epochs", "noise_multiplier": "epsilon"}
+# The arguments that stand in place of others, and one that has a case of its own.
+IN_PLACE = {
+    "slack": "clip_norm",
+    "num_epochs": "num_steps",
+    "num_steps": "num_epochs",
+    "noise_multiplier": "epsilon",
+}
 # Of what is public beside `bam.__all__`, and of the tables of a config.
 WITHIN = {
     "make_plan of a noise and epochs": Case(
@@ -203,6 +212,9 @@ WITHIN = {
             **{"num_epochs": (0.5, 2.0), "noise_multiplier": (1.0, 2.0)},
         },
         {"accountant": "rdp"},
+    ),
+    "clip_by_l2_norm with slots": Case(
+        bam.clip_by_l2_norm, clipped_with_slots, {"slack": (2, 8)}, {"clip_norm": 50.0}
     ),
     "clip_per_layer of a tree": Case(
         bam.clip_per_layer, clipped, {"clip_norm": ({"w": 1.0, "b": 2.0}, {"w": 50.0, "b": 0.1})}

@@ -126,6 +126,9 @@ def other_fields():
     yield fields(quick(golden.plan_of("own_loop")))
     yield fields(quick(golden.plan_of("own_loop")), {"clip_norm_from": None})
     yield loop_fields("user_poisson", is_proved=True)
+    shares = {"share_clipped": [0.2, 0.1, 0.3], "share_above_0.866": [0.5, 0.4, 0.6]}
+    yield fields(quick(golden.plan_of("own_loop")), gradient_norms=shares)
+    yield fields(quick(golden.plan_of("own_loop")), num_slots=8)
 
 
 def loop_fields(name, is_proved):
@@ -176,6 +179,7 @@ def unused(texts, known):
 UNSEEN = {
     ("not_recorded", None), ("batch_rows", "1/b"), ("bounded", "proved"),
     ("whose_gradients", "user"), ("clip_norm_from", "not told"),
+    *((name, x) for name in ("but_norms", "norms_row") for x in ("told", "covered")),
     *((name, "PLD_accounting") for name in ("package", "rounding_note", "orders", "lines")),
 }  # fmt: skip
 
