@@ -463,7 +463,9 @@ class PrivateTraining:
         for name, x in zip(
             pytree.names(batch.examples), jax.tree.leaves(batch.examples), strict=True
         ):
-            if getattr(getattr(x, "dtype", None), "kind", "") in "OSUT" or isinstance(x, str):
+            # The dtype of a typed key has no kind.
+            kind = getattr(getattr(x, "dtype", None), "kind", None)
+            if kind in ("O", "S", "U", "T") or isinstance(x, str):
                 raise InputError(
                     f"{name or 'the data'} is an array of texts or objects, which JAX does not "
                     "take: give numbers, such as labels by names.index(label), names a public list"
