@@ -133,6 +133,11 @@ def test_a_path_that_is_absent_or_another_file_is_refused(source, folder_of):
     refused("is a file: set --config.dataset.name=cifar100", load, "cifar10", source, other)
 
 
+def test_all_files_of_a_large_folder_are_counted(folder_of):
+    folder = folder_of(*(f"{i:04d}.txt" for i in range(1203)))
+    refused("only 0000.txt, .*0004.txt and 1198 more", datasets.source_of, "mnist", None, folder)
+
+
 def test_a_source_that_is_named_for_other_files_is_refused(folder_of):
     folder, load = folder_of(PYTHON), datasets.load
     message = r"holds official files \(cifar-10-python.tar.gz\), not Parquet files: leave out "

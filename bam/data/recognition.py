@@ -39,8 +39,8 @@ def source_of(name: str, path: Path) -> str:
         raise DataError(f"{path} holds two kinds of data, {kinds}: choose one with {flags}")
     if path.is_file():
         raise _no_archive(name, path)
-    names = [visible(x.name) for x in sorted(itertools.islice(path.iterdir(), SOME))]
-    holds = f"only {short_list(names, 5)}" if names else "it is empty"
+    names = sorted(x.name for x in path.iterdir())
+    holds = f"only {visible(short_list(names, 5))}" if names else "it is empty"
     advice = _advice(name, path) or f"expected {'; or '.join(_describe_files(name))}"
     data = "Parquet files" if name == "folder" else f"data of {name}"
     raise DataError(f"{path} holds no {data}, {holds}: {advice}")
