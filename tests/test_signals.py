@@ -35,6 +35,21 @@ time.sleep(3 * signals.GRACE)
 print("lives")
 """
 
+STOPPED = """
+import os, signal, time
+from bam.cli import signals
+signals.end_at_interrupts()
+with signals.put_back(signal.SIGINT, signal.SIGTERM):
+    should_stop = signals.stop_after(0)
+    os.kill(os.getpid(), signal.{name})
+    while not should_stop():
+        pass
+    time.sleep(signals.GRACE / 5)  # the checkpoint is written
+print("says how to continue", flush=True)
+time.sleep(3 * signals.GRACE)
+raise SystemExit(3)
+"""
+
 
 def python(code, **options):
     """A Python of its own, which hears signals as from a terminal."""
@@ -57,6 +72,14 @@ def test_a_signal_to_a_forked_child_ends_the_child_alone():
         printed, errors = process.communicate(timeout=60)
     assert printed.split() == [str(int(signal.SIGTERM)), "lives"] and not errors
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_command_that_a_signal_stopped_soon_keeps_its_status(name):
+    with python(STOPPED.format(name=name)) as process:
+        printed, errors = process.communicate(timeout=60)
+    assert (printed, errors) == ("says how to continue\n", "")
+    assert process.returncode == options.STOPPED
 
 
 # A figure whose measuring takes for ever, once the run is trained.

@@ -69,6 +69,9 @@ def end_at_interrupts() -> None:
 def _hear(heard: int) -> None:
     """Ends the process at a signal whose handler is `_end_at_once` but waits to be called."""
     while number := os.read(heard, 1):
+        # Read now, because a command that stops at the signal soon puts the handlers back.
+        if signal.getsignal(number[0]) is not _end_at_once:
+            continue
         time.sleep(GRACE)
         if signal.getsignal(number[0]) is _end_at_once:
             _end_at_once(number[0], None)
