@@ -456,6 +456,16 @@ def test_the_page_shows_the_figures_to_everybody(run, public):
     assert "not_private" not in text or not public
 
 
+def test_a_public_page_of_a_seeded_run_leaves_them_out(run):
+    read = records.read(run)
+    seeded = dataclasses.replace(read, summary=read.summary | {"seed": 0})
+    assert seeded.nominal and not read.nominal
+    text = report.page(seeded, public=True, made_by="bam")
+    assert "The ε in this file is nominal" in text and "Nothing on it was computed" in text
+    assert "Norms of gradients" not in text and "gradients clipped" not in text
+    assert "Norms of gradients" in report.page(seeded, public=False, made_by="bam")
+
+
 def test_the_page_of_an_unfinished_run_shows_its_last_step(run, tmp_path):
     config = tiny(**{"eval.every": 1, "checkpoint.every": 1})
     with pytest.raises(loop.StoppedError):

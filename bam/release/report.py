@@ -52,6 +52,9 @@ def page(run: RunRecords, *, public: bool, made_by: str) -> str:
     `made_by` has the version and commit of the code. A public page leaves out all that was computed
     from data without being covered by ε, and every setting that a release leaves out.
     """
+    if public and run.nominal:  # with the seed, the noise of the norms of gradients can be removed
+        told = {key: x for key, x in run.summary.items() if key != "gradient_norms"}
+        run = dataclasses.replace(run, summary=told, rows=[])
     about = methods.label(one_line(run.config["method"]["name"]))
     if run.summary:
         about += f" on {export.data_in_words(run).replace('`', '')}"
