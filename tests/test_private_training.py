@@ -331,6 +331,14 @@ def test_the_statement_can_be_recomputed_and_says_of_a_seed_that_it_protects_nob
     assert "nominal" not in (tmp_path / "secret.md").read_text(encoding="utf-8")
 
 
+def test_a_huge_epsilon_has_a_statement_too(tmp_path):
+    private = training(epsilon=None, noise_multiplier=0.05)
+    assert 1000 < private.plan.epsilon < math.inf
+    private.write_statement(tmp_path / "PRIVACY.md", "sixty points")
+    text = (tmp_path / "PRIVACY.md").read_text(encoding="utf-8")
+    assert f"*nominal* ({statement.rounded(private.plan.epsilon)}, 0.001)-diff" in text
+
+
 @pytest.mark.parametrize(
     ("seed", "source"),
     [(0, "**a seed** (see the top) | seed"), (None, "secret and never saved | operating system")],

@@ -325,7 +325,8 @@ def _plan_fields(plan: PrivacyPlan) -> JsonObject:
         "delta_of_one": round_down(1 / n, ".2g"),
         # The guarantee of a person with two units, by group privacy.
         "epsilon_of_two": round_claim(2 * epsilon),
-        "delta_of_two": round_claim(min(1, (1 + math.exp(epsilon)) * delta)),
+        # From ε = 700 on it is 1 for every δ, and from 710 on `exp` overflows.
+        "delta_of_two": round_claim(min(1, (1 + math.exp(min(epsilon, 700))) * delta)),
         "mu_known": bool(mu),
         "own_limit": composed is not None,
         "powers": "\n".join(f"| {' | '.join(row)} |" for row in rows),
