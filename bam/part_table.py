@@ -13,7 +13,7 @@ section          your function                                     returns
 ================ ================================================= ============================
 `method`         `(loss_fn, **options)`                            `bam.Oracle`
 `clip`           `(plan, clip_norm, **options)`                    `bam.BoundedTransformation`
-`optimizer`      `(plan, clip_norm, sensitivity, **options)`       any optax transform
+`optimizer`      `(plan, clip_norm, sensitivity, **options)`       optax's, or `EvaluatedOptimizer`
 `model`          `(num_classes, **options)`                        a Flax module, or functions
 `dataset`        `(**options)`, those that are set                 `bam.data.datasets.Dataset`
 `features`       `(**options)`, those that are set                 a map of images, row by row
