@@ -42,7 +42,16 @@ THOROUGH = (
     *("augment", "backbones", "call_contexts", "compiler", "configs", "conformance_kit"),
     *("diagnostics", "examples", "features", "hardware", "install", "messy_folders", "metrics"),
     *("normalisation", "pixels", "pretrained", "prior", "private_search", "processes"),
-    *("properties", "random_allocation", "report", "scripts", "stream", "sweep", "symmetries"),
+    *(
+        "properties",
+        "random_allocation",
+        "report",
+        "scripts",
+        "signals",
+        "stream",
+        "sweep",
+        "symmetries",
+    ),
     *("timing", "tuning", "untrusted_files", "waits"),
 )
 

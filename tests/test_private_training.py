@@ -336,7 +336,7 @@ def test_a_huge_epsilon_has_a_statement_too(tmp_path):
     assert 1000 < private.plan.epsilon < math.inf
     private.write_statement(tmp_path / "PRIVACY.md", "sixty points")
     text = (tmp_path / "PRIVACY.md").read_text(encoding="utf-8")
-    assert f"*nominal* ({statement.rounded(private.plan.epsilon)}, 0.001)-diff" in text
+    assert f"*nominal* ({statement.round_claim(private.plan.epsilon)}, 0.001)-diff" in text
 
 
 @pytest.mark.parametrize(

@@ -188,4 +188,4 @@ def test_a_run_whose_gradients_are_of_another_kind_is_refused(key, value, messag
 
 def test_without_public_data_there_is_no_c(capsys):
     assert main(["clip_norm", "--config=digits:dp_sgd"]) == 2
-    assert "--public is required: the public data set" in capsys.readouterr().err
+    assert "give --config and --public, or --run" in capsys.readouterr().err

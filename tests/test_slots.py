@@ -102,6 +102,7 @@ def test_slots_are_filled_from_the_first_and_tell_the_squared_norm(num_slots):
         assert (np.diff(filled) <= 0).all() and np.sum((filled > 1e-5) & (filled < 1 - 1e-5)) <= 1
 
 
+@pytest.mark.thorough
 def test_the_kit_passes_a_clip_with_slots():
     bam_testing = pytest.importorskip("bam.testing")
     bam_testing.check_transform(bam.clip_by_l2_norm(0.7, slack=8), keeps_structure=False)
@@ -256,6 +257,7 @@ def state_after(plan, num_slots, norms, seed):
     return PrivateState(PrivatizeState(seen, noise_state), None, None, None, {})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("mechanism", "options"),
     [("poisson", {}), ("banded", {"bands": 4}), ("random_allocation", {}), ("full_batch", {})],
@@ -394,6 +396,7 @@ def test_slots_of_a_repeated_batch_are_nan_where_traced():
     assert np.isnan(again.last).all() and np.isnan(again.total).all()
 
 
+@pytest.mark.thorough
 def test_the_statement_of_an_own_loop_says_what_the_slots_tell(tmp_path):
     private, _ = trained()
     private.write_statement(tmp_path / "PRIVACY.md", "numbers")
@@ -435,6 +438,7 @@ def test_rows_and_summary_have_the_shares_with_their_intervals(run):
     assert high - low < rows[-1]["private/share_clipped_high"]
 
 
+@pytest.mark.thorough
 def test_the_release_states_the_share_and_that_it_was_computed_from_the_data(run, tmp_path):
     export.export(run, tmp_path / "release")
     text = (tmp_path / "release" / "PRIVACY.md").read_text()
@@ -446,6 +450,7 @@ def test_the_release_states_the_share_and_that_it_was_computed_from_the_data(run
     assert stated["clip"] == {"name": "l2", "slack": 8}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("public", [False, True])
 def test_the_page_shows_the_figures_to_everybody(run, public):
     text = report.page(records.read(run), public=public, made_by="bam")
@@ -466,6 +471,7 @@ def test_a_public_page_of_a_seeded_run_leaves_them_out(run):
     assert "Norms of gradients" in report.page(seeded, public=False, made_by="bam")
 
 
+@pytest.mark.thorough
 def test_the_page_of_an_unfinished_run_shows_its_last_step(run, tmp_path):
     config = tiny(**{"eval.every": 1, "checkpoint.every": 1})
     with pytest.raises(loop.StoppedError):
@@ -514,6 +520,7 @@ def test_other_clips_have_no_slots_and_say_so(clip):
         base.name_part(config, "clip", clip, slack=8)
 
 
+@pytest.mark.thorough
 def test_the_audit_finds_noise_and_batches_as_planned_with_slots():
     def built(slack):
         config = canary_config("dp_sgd", 20, 120)
