@@ -50,6 +50,7 @@ def test_different_runs_cost_what_dp_accounting_says_in_any_order():
     assert max(alone) < ours < 0.9 * sum(alone)
 
 
+@pytest.mark.thorough
 def test_plans_together_leave_room_for_the_draws_of_each():
     plan, other = planned(), planned(num_steps=10, mechanism={"name": "banded", "bands": 2})
     assert joint_epsilon([plan], plan.delta) == pytest.approx(plan.epsilon, rel=1e-9)
