@@ -210,7 +210,9 @@ def as_shares(norms: GradientNorms) -> dict[str, Share]:
 
 
 def of_shares(shares: Mapping[str, Sequence[float]]) -> GradientNorms:
-    """Returns the norms whose `as_shares` a summary has; InputError for anything else.
+    """Returns the norms whose `as_shares` a summary has.
+
+    InputError for anything else.
 
     Examples:
       >>> of_shares({"share_clipped": [0.2, 0.1, 0.3], "share_above_0.866": [0.5, 0.4, 0.6],

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, Int32, PyTree, UInt32
 
 from bam.core import program, pytree, tracing
@@ -26,6 +26,7 @@ from bam.core.private_mean import NoisedMean, PrivatizeState, private_mean
 from bam.core.program import STATIC
 from bam.core.pytree import Grads, Params
 from bam.errors import InputError
+from bam.privacy import processes
 from bam.privacy.plan import PrivacyPlan
 
 FIRST_PRIVATE = (
@@ -308,6 +309,8 @@ def _each(
     example_of: ExampleOf,
 ) -> dict[str, Array]:
     """Returns a gradient's figures of each example of a batch, 0 where there is none."""
+    if not gradient.figures:
+        return {}
     mesh, mask, size = gradient.mesh, jnp.asarray(batch.mask), gradient.microbatch_size
 
     def of_row(params: Params, row: PyTree) -> dict[str, Array]:
@@ -318,8 +321,6 @@ def _each(
         of_one = jax.vmap(of_row, (None, 0)) if mask.ndim == 2 else of_row
         return jax.lax.map(functools.partial(of_one, params), rows, batch_size=size)
 
-    if not gradient.figures:
-        return {}
     if mesh:
         every, rows_of_each = PartitionSpec(), PartitionSpec(*mesh.axis_names)
         of_rows = jax.shard_map(
@@ -332,8 +333,7 @@ def _each(
         raise InputError("a figure of not_private must be one number for an example")
     figures = {k: jnp.where(mask, x[:num_rows], 0).astype(jnp.float32) for k, x in figures.items()}
     if mesh:  # as in the first state, so that the step is compiled once
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        figures = jax.lax.with_sharding_constraint(figures, everywhere)
+        figures = jax.lax.with_sharding_constraint(figures, processes.everywhere(mesh))
     return figures
 
 
