@@ -52,14 +52,14 @@ CHANGED = {"last bit": 1 + 2**-52, "looser": 1.01}
 @functools.cache
 def with_another_version(changed):
     """The experiment as it was built when the accountant chose another σ."""
-    chosen = recorded_plan.make_plan
+    chosen = recorded_plan.with_epsilon
 
-    def make_plan(**given):
-        plan = chosen(**given)
+    def with_epsilon(asked):
+        plan = chosen(asked)
         return dataclasses.replace(plan, noise_multiplier=plan.noise_multiplier * CHANGED[changed])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorded_plan, "make_plan", make_plan)
+        patch.setattr(recorded_plan, "with_epsilon", with_epsilon)
         return loop.build(tiny())
 
 

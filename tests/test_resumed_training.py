@@ -234,7 +234,7 @@ def test_a_training_that_goes_on_plans_nothing_and_takes_the_recorded_noise(fold
     plan = bam.PrivateTraining(**PLAN).plan
     path, other = folder / "plan.json", np.nextafter(plan.noise_multiplier, np.inf)
     runs, make = [], PrivateRun.__init__
-    monkeypatch.setattr("bam.privacy.recorded_plan.make_plan", lambda **_: pytest.fail("it plans"))
+    monkeypatch.setattr("bam.privacy.recorded_plan.with_epsilon", lambda _: pytest.fail("it plans"))
     monkeypatch.setattr(PrivateRun, "__init__", lambda *given: (runs.append(0), make(*given))[1])
     for noise in (plan.noise_multiplier, other):  # as another version might have planned it
         files.write_json(path, files.read_json(path) | {"noise_multiplier": noise})

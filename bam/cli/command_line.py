@@ -39,7 +39,16 @@ def parse(values: flags.FlagValues, argv: Sequence[str], program: str) -> list[s
         refused = error.__context__ if isinstance(error, flags.IllegalFlagValueError) else None
         if isinstance(refused, InputError):  # absl wraps the errors of a flag's parser
             raise refused from None
-        raise InputError(str(error)) from None
+        raise InputError(_in_words(str(error))) from None
+
+
+def _in_words(refusal: str) -> str:
+    """Returns absl's line about a flag's value, with Python's words on numbers in plain ones."""
+    number = r"flag (--.*): (could not convert string to float|invalid literal for int\(\)).*"
+    if match := re.fullmatch(number, refusal):
+        kind = "a number" if "float" in match[2] else "a whole number"
+        return f"{match[1]}: expected {kind}"
+    return refusal
 
 
 def _take_config(values: flags.FlagValues, args: list[str]) -> None:

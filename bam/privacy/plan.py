@@ -427,7 +427,7 @@ def make_plan(
       >>> again == plan
       True
     """
-    plan = plan_without_epsilon(
+    asked = plan_without_epsilon(
         num_examples=num_examples,
         expected_batch_size=expected_batch_size,
         delta=delta,
@@ -440,19 +440,7 @@ def make_plan(
         num_examples_given=num_examples_given,
         group_size=group_size,
     )
-    if plan.private and noise_multiplier is None:
-        sigma = plan.mechanism.noise_multiplier(
-            target_epsilon=plan.epsilon,
-            num_steps=plan.num_steps,
-            # The rest of δ covers draws that exceed `capacity`.
-            delta=plan.delta - plan.overflow,
-            accountant=accountant,
-        )
-        plan = dataclasses.replace(plan, noise_multiplier=sigma)
-    epsilon_of_all = plan.epsilon_after(plan.num_steps)
-    if plan.private and not epsilon_of_all < math.inf:
-        raise InputError(f"noise_multiplier {noise_multiplier} gives no finite epsilon: raise it")
-    return dataclasses.replace(plan, epsilon=epsilon_of_all)
+    return with_epsilon(asked)
 
 
 def plan_without_epsilon(
@@ -507,6 +495,29 @@ def plan_without_epsilon(
     )
     _check(plan)
     return plan
+
+
+def with_epsilon(asked: PrivacyPlan) -> PrivacyPlan:
+    """Returns a plan of `plan_without_epsilon` with its σ and its ε.
+
+    InputError if σ gives no finite ε.
+    """
+    plan = asked
+    if plan.private and not plan.noise_multiplier:
+        sigma = plan.mechanism.noise_multiplier(
+            target_epsilon=plan.epsilon,
+            num_steps=plan.num_steps,
+            # The rest of δ covers draws that exceed `capacity`.
+            delta=plan.delta - plan.overflow,
+            accountant=plan.accountant,
+        )
+        plan = dataclasses.replace(plan, noise_multiplier=sigma)
+    epsilon = plan.epsilon_after(plan.num_steps)
+    if plan.private and not epsilon < math.inf:
+        raise InputError(
+            f"noise_multiplier {plan.noise_multiplier} gives no finite epsilon: raise it"
+        )
+    return dataclasses.replace(plan, epsilon=epsilon)
 
 
 def steps_in(num_epochs: float, num_examples: int, expected_batch_size: int) -> int:

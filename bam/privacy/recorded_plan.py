@@ -8,7 +8,7 @@ from bam import files, provenance
 from bam.errors import InputError
 from bam.files import JsonMapping
 from bam.privacy import ledger
-from bam.privacy.plan import PrivacyPlan, make_plan, plan_without_epsilon
+from bam.privacy.plan import PrivacyPlan, plan_without_epsilon, with_epsilon
 
 PLAN = "plan.json"
 
@@ -37,7 +37,7 @@ def plan_for(
     is_target = asked.private and not asked.noise_multiplier
     kept = plan or (folder and recorded_plan(folder, asked.epsilon if is_target else None))
     if not kept:
-        return dataclasses.replace(make_plan(**arguments), spare_steps=spare_steps)
+        return dataclasses.replace(with_epsilon(asked), spare_steps=spare_steps)
     if is_target:
         kept.check_target(asked.epsilon)
         asked = dataclasses.replace(asked, noise_multiplier=kept.noise_multiplier)

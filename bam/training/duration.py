@@ -15,7 +15,7 @@ from bam.training.trainer import Trainer
 
 NUM_TIMED = 5  # steps whose times an estimate compares
 SHORT = 2.0  # seconds of a step up to which an estimate times whole ones
-ENOUGH = 20.0  # seconds from which on an estimate times two steps alone
+ENOUGH = 20.0  # seconds of timed steps after which an estimate times no more
 UNSURE = 1.25  # factor between timings and a run, for other work on the machine and its temperature
 
 
@@ -74,7 +74,7 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
     else:
         some = max(1, min(int(SHORT / max(seconds_of_round, 1e-9)), most // (size * num_devices)))
         timings = [with_one] if some == 1 else []
-        while len(timings) < 2 or (len(timings) < NUM_TIMED and sum(timings) < ENOUGH):
+        while len(timings) < NUM_TIMED and sum(timings) < ENOUGH:
             timings.append(time_step(in_order(some)))
         seconds = [fixed + mean * max(0.0, x - fixed) / some for x in timings]
     about = float(np.median(seconds)), min(seconds) / UNSURE, max(seconds) * UNSURE
