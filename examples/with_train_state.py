@@ -25,7 +25,7 @@ PLAN: dict[str, Any] = {
 def digits() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns the training and the test split, as rows `x` and labels `y`."""
     _, train, test = datasets.load("digits")[:3]
-    splits = ((split.images.reshape(-1, 64) / 16.0, split.labels) for split in (train, test))
+    splits = ((split.images.reshape(-1, 64) / 255.0, split.labels) for split in (train, test))
     first, second = ({"x": x.astype(np.float32), "y": y} for x, y in splits)
     return first, second
 
