@@ -2,11 +2,14 @@
 
 import fcntl
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 import bam
 from bam import files
+from bam.cli import screen
 from bam.privacy.run import PrivateRun
 from bam.sweep import comparison, runs, studies
 from bam.training import config as base
@@ -268,6 +271,35 @@ def test_a_mistaken_study_is_one_line_and_writes_nothing(name, flag, message, tm
     done = run_command(f"scripts.paper.{name}", *given, f"--workdir={tmp_path}/w")
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert done.stderr.count("\n") == 1 and not (tmp_path / "w").exists()
+
+
+def table_1_row(num_seeds=3, name="cifar10_medium", gain=-1.1):
+    """A row of Table 1, as a study of the paper writes it."""
+    half = None if num_seeds == 1 else 0.32
+    return {
+        "label": f"{name} bam_sam ε=10", "name": name, "method": {"name": "bam_sam"},
+        "metric": "accuracy", "baseline": f"{name} dp_sgd ε=10", "epsilon": 10.0,
+        "target_epsilon": 10.0, "paper": (79.7, 0.13), "paper_gain": 1.1,
+        "seeds": list(range(num_seeds)), "accuracy": {"mean": 68.2, "half_width": half},
+        "gain": {"mean": gain, "half_width": half}, "p": None if num_seeds == 1 else 0.004,
+        "minimum_detectable_effect": 0.7, "seconds": 361.2, **dict.fromkeys(comparison.MEASURED),
+    }  # fmt: skip
+
+
+def test_table_1_shows_our_gain_beside_the_papers_in_80_columns(monkeypatch, capsys):
+    from scripts.paper import reproduce
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    rows = [table_1_row()]
+    columns = studies.columns(reproduce.COLUMNS, rows)
+    always = [*studies.main_columns(columns, rows), "paper's gain"]
+    assert always == ["accuracy, %", "paired gain", "p", "paper's gain"]
+    screen.table(columns, rows, file=Path("table1.md"), always=always)
+    shown = capsys.readouterr().out
+    assert "-1.10 ± 0.32" in shown and "+1.1 " in shown and "68.20 ± 0.32" in shown
+    assert "79.70" not in shown and "< 0.01" in shown
+    assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", shown).splitlines())) <= 80
 
 
 def test_the_papers_numbers_stand_beside_ours():

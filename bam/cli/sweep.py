@@ -50,8 +50,7 @@ def sweep(flags: FlagValues) -> int:
         study = comparison.keep_best(study, first, flags.best)
     rows, runs = studies.carry_out(study, flags.num_seeds, workdir, out, should_stop, screen.show)
     columns = studies.columns(study.columns, rows)
-    # However narrow the terminal, a comparison needs its metric and its p-value.
-    always = ["p", *(x for x in columns if x.startswith(metric.replace("_", " ")))]
+    always = studies.main_columns(columns, rows)
     screen.table(columns, rows, file=out.with_name(f"{out.name}.md"), always=always)
     screen.say(studies.LEGEND)
     if not studies.is_finished(runs, flags.num_seeds):

@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from bam import files, tables
@@ -92,6 +92,13 @@ def columns(more: tables.Columns, rows: Sequence[JsonMapping]) -> tables.Columns
         },
         "seconds": lambda row: f"{row['seconds']:.3g}",
     }
+
+
+def main_columns(headings: Iterable[str], rows: Sequence[JsonMapping]) -> list[str]:
+    """Returns the columns that a comparison needs however narrow the terminal: metric, gain, p."""
+    metric = next((row["metric"] for row in rows if "metric" in row), "accuracy")
+    start = metric.replace("_", " ")
+    return [x for x in headings if x in ("paired gain", "p") or x.startswith(start)]
 
 
 def _form(row: JsonMapping) -> str:

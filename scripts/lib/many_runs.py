@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from absl import flags
@@ -19,10 +19,13 @@ from bam.sweep.comparison import Runs, Study
 options.define(flags.FLAGS, options.MANY_RUNS)
 
 
-def carry_out(study: Study, out: Path, legend: str = "") -> tuple[list[JsonObject], Runs]:
+def carry_out(
+    study: Study, out: Path, legend: str = "", always: Sequence[str] = ()
+) -> tuple[list[JsonObject], Runs]:
     """Trains the missing runs, writes `OUT.json` and `OUT.md`, prints the table.
 
-    `legend` explains the study's own columns, in a line below the table.
+    `legend` explains the study's own columns, in a line below the table. A narrow terminal gets
+    those in `always`, too.
     If the time ends first, the script ends with exit status 3, and the same command continues.
     Returns the rows of the table and the runs.
     """
@@ -31,7 +34,8 @@ def carry_out(study: Study, out: Path, legend: str = "") -> tuple[list[JsonObjec
     num_seeds, workdir = flags.FLAGS.num_seeds, Path(flags.FLAGS.workdir)
     with _should_stop() as stop:
         rows, trained = studies.carry_out(study, num_seeds, workdir, out, stop, screen.show)
-    screen.table(studies.columns(study.columns, rows), rows, file=out.with_name(f"{out.name}.md"))
+    columns, file = studies.columns(study.columns, rows), out.with_name(f"{out.name}.md")
+    screen.table(columns, rows, file=file, always=[*studies.main_columns(columns, rows), *always])
     screen.say(studies.LEGEND, *filter(None, [legend]))
     if not studies.is_finished(trained, num_seeds):
         sys.exit(options.STOPPED)
