@@ -13,7 +13,7 @@ from bam.cli import screen
 from bam.privacy.run import PrivateRun
 from bam.sweep import comparison, runs, studies
 from bam.training import config as base
-from bam.training import loop, rundir
+from bam.training import loop, named_configs, rundir
 from configs import digits
 from tests import runs as finished_runs
 from tests.cases import grid, run_command
@@ -281,7 +281,7 @@ def table_1_row(num_seeds=3, name="cifar10_medium", gain=-1.1):
         "metric": "accuracy", "baseline": f"{name} dp_sgd ε=10", "epsilon": 10.0,
         "target_epsilon": 10.0, "paper": (79.7, 0.13), "paper_gain": 1.1,
         "seeds": list(range(num_seeds)), "accuracy": {"mean": 68.2, "half_width": half},
-        "gain": {"mean": gain, "half_width": half}, "p": None if num_seeds == 1 else 0.004,
+        "gain": {"mean": gain, "half_width": half, "num": num_seeds}, "p": None if num_seeds == 1 else 0.004,
         "minimum_detectable_effect": 0.7, "seconds": 361.2, **dict.fromkeys(comparison.MEASURED),
     }  # fmt: skip
 
@@ -300,6 +300,36 @@ def test_table_1_shows_our_gain_beside_the_papers_in_80_columns(monkeypatch, cap
     assert "-1.10 ± 0.32" in shown and "+1.1 " in shown and "68.20 ± 0.32" in shown
     assert "79.70" not in shown and "< 0.01" in shown
     assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", shown).splitlines())) <= 80
+
+
+def test_a_gain_of_one_seed_is_said_to_say_nothing(tmp_path):
+    line = "one seed: a difference between single runs says nothing"
+    assert studies.remarks([table_1_row(num_seeds=1), table_1_row()]) == [line]
+    assert studies.remarks([table_1_row(), table_1_row() | {"gain": None}]) == []  # the control
+
+
+def test_table_1_of_another_network_says_so():
+    from scripts.paper import reproduce
+
+    for name in ("cifar10", "cifar10_small", "digits"):
+        config = named_configs.load(f"configs/{name}.py:dp_sgd")
+        line = reproduce.other_network(name, config)
+        assert line.startswith("cifar10_small is not") == (name == "cifar10_small"), line
+        assert bool(line) == (name == "cifar10_small")
+
+
+@pytest.mark.parametrize(("num", "title"), [(1, "1 seed, no intervals"), (3, "3 seeds, 95 %")])
+def test_a_picture_of_one_seed_has_no_intervals(num, title, tmp_path, monkeypatch):
+    from scripts.paper import reproduce
+
+    drawn = []
+    monkeypatch.setattr(reproduce.plot, "save", lambda figure, path: drawn.append(figure))
+    reproduce.draw([table_1_row(num)], tmp_path / "x.png")
+    [figure] = drawn
+    assert f"cifar10_medium, {title}" in figure.get_suptitle()
+    left = figure.axes[0]
+    assert [x.has_yerr for x in left.containers] == [num > 1]
+    reproduce.plt.close(figure)
 
 
 def test_the_papers_numbers_stand_beside_ours():

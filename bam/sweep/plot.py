@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from bam.extras import needs
 from bam.files import JsonMapping, JsonObject
 from bam.sweep.comparison import Runs
+from bam.text import plural
 from bam.training.methods import full_label, strength
 
 with needs("plots"):
@@ -170,8 +171,18 @@ def compare(rows: Sequence[JsonMapping], runs: Runs, path: Path) -> None:
                 lines.append(mean_line(label, steps, values, looks[label]))
         if lines:
             charts.append(Panel(heading, "step", lines, percent=quantity == "test_accuracy"))
-    seeds = max(len(row["seeds"]) for row in rows)
-    panels(charts, path, f"{rows[0]['dataset']}, {seeds} seeds (mean ± SD)")
+    seeds = seeds_in_words(max(len(row["seeds"]) for row in rows), " (mean ± SD)", "")
+    panels(charts, path, f"{rows[0]['dataset']}, {seeds}")
+
+
+def seeds_in_words(num: int, spread: str, no_spread: str = ", no intervals") -> str:
+    """Returns a number of seeds for a title, with the spread that only several have.
+
+    Examples:
+      >>> [seeds_in_words(num, ", 95 % confidence intervals") for num in (1, 3)]
+      ['1 seed, no intervals', '3 seeds, 95 % confidence intervals']
+    """
+    return plural(num, "seed") + (spread if num > 1 else no_spread)
 
 
 def error_bars(
@@ -185,11 +196,13 @@ def error_bars(
     """Draws points with error bars, joined by a line, on a Matplotlib axis.
 
     `spread` holds half of each bar's length, or two rows: the lengths below and above the points. A
-    None in it draws no bar, because a single run has no interval.
+    None in it draws no bar, because a single run has no interval. Without any bar, the legend has
+    none either.
     """
     bars = np.array(spread, dtype=float)  # None becomes NaN, which Matplotlib leaves out
     look: JsonObject = {"linewidth": 1.8, "marker": "o", "markersize": 4, **style}
-    axis.errorbar(x, mean, yerr=bars, label=label, capsize=3, **look)
+    yerr = None if np.isnan(bars).all() else bars
+    axis.errorbar(x, mean, yerr=yerr, label=label, capsize=3, **look)
 
 
 def log_axis(axis: Axes, marks: Iterable[float]) -> None:

@@ -29,6 +29,7 @@ LEGEND = (
     "±: the 95 % interval of a mean over seeds; seconds: the median time of training, without "
     "compiling and evaluating"
 )
+ONE_SEED = "one seed: a difference between single runs says nothing"
 # Heading -> key of a diagnostic.
 BIAS = {"‖bias‖": "bias_norm", "‖ĝ‖": "gradient_norm", "ratio": "relative_bias", "cosine": "cosine"}
 GAIN: tables.Columns = {
@@ -59,7 +60,8 @@ def carry_out(
     files.write_json(out.with_name(f"{out.name}.json"), result)
     rows = result["rows"]
     table = tables.markdown(columns(study.columns, rows), rows)
-    files.write_text(out.with_name(f"{out.name}.md"), table)
+    notes = "".join(f"\n{line}\n" for line in remarks(rows))
+    files.write_text(out.with_name(f"{out.name}.md"), table + notes)
     return rows, trained
 
 
@@ -92,6 +94,11 @@ def columns(more: tables.Columns, rows: Sequence[JsonMapping]) -> tables.Columns
         },
         "seconds": lambda row: f"{row['seconds']:.3g}",
     }
+
+
+def remarks(rows: Sequence[JsonMapping]) -> list[str]:
+    """Returns a line if a gain is the difference of two runs, or else []."""
+    return [ONE_SEED] if any(row["gain"] and row["gain"]["num"] == 1 for row in rows) else []
 
 
 def main_columns(headings: Iterable[str], rows: Sequence[JsonMapping]) -> list[str]:

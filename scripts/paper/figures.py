@@ -114,7 +114,7 @@ class Picture:
         title = (
             f"{title}\n{config.dataset.name}, {config.model.name} of width {config.model.width}\n"
             f"batch {config.expected_batch_size}, ε = {config.epsilon:g}, "
-            f"{flags.FLAGS.num_seeds} seeds (± SD)"
+            f"{plot.seeds_in_words(flags.FLAGS.num_seeds, ' (± SD)', '')}"
         )
         with waits.awaited(screen.show, "drawing"):
             plot.panels(self.panels, path.with_suffix(".png"), title, share_y=share_y)
