@@ -74,7 +74,7 @@ def main() -> None:
     """Times every method at every depth, then writes the numbers, the table and the figure."""
     out = Path(_OUT.value)
     if _REDRAW.value:
-        draw(files.read_json(out.with_suffix(".json")), out.with_suffix(".png"))
+        redraw(out)
         return
     depths = sorted({int(depth) for depth in _DEPTHS.value})
     if depths[0] < 2:
@@ -102,8 +102,14 @@ def main() -> None:
     screen.table(columns, lines, "a step by number of layers, ms", file=out.with_suffix(".md"))
     if "bam_reverse" in chosen:
         screen.say(*textwrap.wrap(REVERSE, 79))
+    redraw(out)
+
+
+def redraw(out: Path) -> None:
+    """Draws the figure from the numbers that are kept."""
     with waits.awaited(screen.show, "drawing"):
         draw(files.read_json(out.with_suffix(".json")), out.with_suffix(".png"))
+    screen.say(f"picture: {out.with_suffix('.png')}")
 
 
 def table(

@@ -41,6 +41,7 @@ def main() -> None:
     rows, _ = many_runs.carry_out(study, Path(_OUT.value))
     with waits.awaited(screen.show, "fitting scikit-learn and drawing"):
         draw(rows, non_private_accuracy(), Path(f"{_OUT.value}.png"))
+    screen.say(f"picture: {_OUT.value}.png")
 
 
 def non_private_accuracy() -> float:

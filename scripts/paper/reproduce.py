@@ -70,6 +70,7 @@ def main() -> None:
     for name in _DATASETS.value:
         with waits.awaited(screen.show, f"drawing {name}.png"):
             draw([row for row in rows if row["name"] == name], workdir / f"{name}.png")
+        screen.say(f"picture: {workdir / f'{name}.png'}")
 
 
 def other_network(name: str, config: ConfigDict) -> str:
