@@ -1,6 +1,6 @@
 """The paper's figures 2 and 4 to 6. Runs that the workdir lacks are trained first.
 
-python -m scripts.paper.figures --figure=2 --workdir=runs/figures --out=docs/figures \
+python -m scripts.paper.figures --figure=2 --workdir=runs/figures \
   --config=configs/cifar10_small.py --config.dataset.path=FOLDER
 
 Figures 5 and 6 show the weights before and after training. All figures read private data and are
@@ -26,7 +26,7 @@ from scripts.lib import many_runs
 from scripts.paper.pictures import ASCENT, BIAS, STAGES
 
 _FIGURE = flags.DEFINE_enum("figure", None, ["2", "4", "5", "6"], "the paper's number")
-_OUT = flags.DEFINE_string("out", "docs/figures", "folder for the pictures and the numbers")
+_OUT = flags.DEFINE_string("out", "", "folder for the pictures and the numbers; '': --workdir")
 _METHODS = flags.DEFINE_list(
     "methods",
     "dp_sgd,dp_sat:0.086,bam_sam:0.01,bam_sam:0.02,bam_sam:0.05,bam_sam:0.1,bam_exact:0.02",
@@ -40,13 +40,13 @@ Points = tuple[Sequence[float], np.ndarray]
 
 def main() -> None:
     """Trains the missing runs of a figure, then writes its picture and its numbers."""
-    path = Path(_OUT.value) / f"figure{_FIGURE.value}"
+    path = Path(_OUT.value or flags.FLAGS.workdir) / f"figure{_FIGURE.value}"
     path.parent.mkdir(parents=True, exist_ok=True)
     series = [_series(name) for name in _METHODS.value]
     trained = many_runs.run_missing({s.slug: s.configs for s in series})
     finished = [s._replace(rows=_rows(s, trained[s.slug])) for s in series]
     FIGURES[str(_FIGURE.value)](finished, path)
-    screen.say(f"{path}.png and .csv")
+    screen.say(f"picture: {path}.png (numbers: {path}.csv)")
 
 
 class Series(NamedTuple):

@@ -19,7 +19,7 @@ def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_
     def draw(figure):
         done = run_command(
             "scripts.paper.figures", f"--figure={figure}", f"--workdir={tmp_path}/runs",
-            f"--out={tmp_path}/out", "--methods=dp_sgd,bam_sam:0.1", "--seeds=2",
+            "--methods=dp_sgd,bam_sam:0.1", "--seeds=2",
             "--config=digits", "--config.model.name=linear", "--config.num_steps=2",
             "--config.accountant=rdp",
             "--config.diagnostics.every=1", "--config.diagnostics.num_examples=16",
@@ -30,8 +30,8 @@ def test_figures_of_training_and_of_trained_weights_come_with_their_numbers(tmp_
     assert draw("2").count("%") == 4
     assert draw("5").count("%") == 0  # the runs are shared
     for name in ("figure2.png", "figure5.png"):
-        assert (tmp_path / "out" / name).stat().st_size > 10_000
-    rows = read_csv(tmp_path / "out" / "figure2.csv")
+        assert (tmp_path / "runs" / name).stat().st_size > 10_000
+    rows = read_csv(tmp_path / "runs" / "figure2.csv")
     assert {row["method"] for row in rows} == {"DP-SGD", "BAM (SAM), λ = 0.1"}
     assert {row["step"] for row in rows} == {"0", "1", "2"}
     for row in rows:
