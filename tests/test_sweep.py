@@ -1,11 +1,13 @@
 """Many runs: each is trained once, set beside its baseline by seed, and a study declares them."""
 
 import fcntl
+import io
 import json
 import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import bam
 from bam import files
@@ -50,6 +52,47 @@ def test_finished_runs_are_not_trained_again_and_seeds_share_one_compilation(tmp
     assert set(runs.read_finished({"a/seed0": tiny(0), "b": tiny(5)}, tmp_path)) == {"a/seed0"}
     with pytest.raises(ValueError, match=r"holds a run with epsilon = 3\.0, not 1\.0"):
         train({"a/seed0": tiny(0, epsilon=1.0)}, tmp_path)
+
+
+def test_the_bar_names_the_run_and_counts_each_step_while_it_trains(tmp_path, monkeypatch):
+    shown, seen = {"description": "", "completed": 0}, []
+
+    class Bar:
+        """A bar of progress whose text and steps are kept whenever they change."""
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def add_task(self, text, total):
+            return 0
+
+        def update(self, task, **change):
+            shown.update({k: x for k, x in change.items() if k in shown})
+            seen.append((shown["description"], shown["completed"]))
+
+    monkeypatch.setattr(studies, "progress_bar", lambda disable: Bar())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    groups = {"a": {"a/seed0": tiny(0)}, "b": {"b/seed0": tiny(1)}}
+    studies.run_missing(groups, tmp_path, lambda: False, lambda line: None)
+    named = [(text.partition(":")[0], num) for text, num in seen]
+    in_order = list(dict.fromkeys(x for x in named if x[0] != "planning" and x[0]))
+    assert in_order == [
+        *(("a/seed0", num) for num in (0, 1, 2)),
+        *(("b/seed0", num) for num in (2, 3, 4)),
+    ]
+
+
+def test_the_text_of_the_bar_is_cut_before_its_numbers():
+    out = io.StringIO()
+    screen_of_80 = Console(file=out, force_terminal=True, width=80, color_system=None)
+    with studies.progress_bar(console=screen_of_80, auto_refresh=False) as bar:
+        bar.add_task("cifar10_medium_bam_sam_epsilon=10/seed0: compiling", total=3600)
+        bar.refresh()
+    assert "cifar10_medium_bam_sam_epsilon=10/seed0" in out.getvalue()
+    assert "0/3600 steps" in out.getvalue()
 
 
 def test_a_lock_of_a_folder_that_was_removed_since_is_no_lock(tmp_path, monkeypatch):
@@ -281,7 +324,8 @@ def table_1_row(num_seeds=3, name="cifar10_medium", gain=-1.1):
         "metric": "accuracy", "baseline": f"{name} dp_sgd ε=10", "epsilon": 10.0,
         "target_epsilon": 10.0, "paper": (79.7, 0.13), "paper_gain": 1.1,
         "seeds": list(range(num_seeds)), "accuracy": {"mean": 68.2, "half_width": half},
-        "gain": {"mean": gain, "half_width": half, "num": num_seeds}, "p": None if num_seeds == 1 else 0.004,
+        "gain": {"mean": gain, "half_width": half, "num": num_seeds},
+        "p": None if num_seeds == 1 else 0.004,
         "minimum_detectable_effect": 0.7, "seconds": 361.2, **dict.fromkeys(comparison.MEASURED),
     }  # fmt: skip
 

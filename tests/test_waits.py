@@ -336,13 +336,13 @@ def test_commands_say_what_is_awaited(at_once, tmp_path_factory, tmp_path):
         assert done.returncode == 0 and done.stdout.startswith(line), done.stderr
 
 
-def test_a_wait_is_named_beside_the_bar_of_many_runs(at_once):
+def test_a_wait_is_named_after_its_run_beside_the_bar_of_many_runs(at_once):
     said, beside = [], []
     log = studies.BesideBar(said.append, beside.append)
     log.run = "a/seed0"
     with waits.awaited(log, "compiling the step", about=9.0):
         pass
-    assert beside[0] == "compiling the step, about 9.0 s" and beside[-1] == "a/seed0"
+    assert beside[0] == "a/seed0: compiling the step, about 9.0 s" and beside[-1] == "a/seed0"
     assert len(said) == 1 and said[0].startswith("compiling the step, about 9.0 s … ")
 
 

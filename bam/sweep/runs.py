@@ -4,6 +4,7 @@ Several processes may work in one folder. A run's name is its path inside the fo
 group differ in their seed alone and give one number of a table.
 """
 
+import functools
 import itertools
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
@@ -107,7 +108,7 @@ def train(
     workdir: Path,
     should_stop: Callable[[], bool],
     on_event: Callable[[str, str], None],
-    on_row: Callable[[str, JsonObject], None] = lambda name, row: None,
+    on_step: Callable[[str, int], None] = lambda name, step: None,
     on_built: Callable[[Mapping[str, loop.Trainer]], None] = lambda built: None,
     log: Callable[[str], None] = lambda line: None,
 ) -> None:
@@ -121,7 +122,7 @@ def train(
       workdir: folder that holds them.
       should_stop: called after every step; True stops that run and starts no other.
       on_event: called with a run's name and an event, such as its end.
-      on_row: called with a run's name and each new row of metrics.
+      on_step: called with a run's name and 0 before it begins, and then each step it has taken.
       on_built: called before the first step with the trainers of the unfinished runs.
       log: called with lines of a run's training, as that of `loop.train`.
     """
@@ -136,14 +137,15 @@ def train(
         for name in missing:
             if should_stop():
                 return
+            on_step(name, 0)
             try:
                 result = loop.train(
                     built[name],
                     configs[name].seed,
                     workdir / name,
-                    on_row=lambda row, name=name: on_row(name, row),  # type: ignore[misc]
                     should_stop=should_stop,
                     log=log,
+                    on_step=functools.partial(on_step, name),
                 )
             except BlockingIOError:
                 busy.append(name)  # another process is training it; tried again at the end

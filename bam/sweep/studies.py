@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from bam import files, tables
 from bam.extras import needs
@@ -23,6 +24,7 @@ with needs("train"):
         TextColumn,
         TimeRemainingColumn,
     )
+    from rich.table import Column
 
 # What the columns of every table mean; commands print it below the table.
 LEGEND = (
@@ -117,7 +119,7 @@ def _form(row: JsonMapping) -> str:
 
 
 class BesideBar:
-    """A log that names a wait beside a bar of progress, in place of the run.
+    """A log that names a wait beside a bar of progress, after the name of the run.
 
     Attributes:
       run: the name of the run that is trained.
@@ -133,12 +135,21 @@ class BesideBar:
         self._describe(self.run)
 
     def draw(self, line: str) -> None:
-        """Names the wait of an unfinished line, or for "" the run again."""
-        self._describe(line.partition(" …")[0] or self.run)
+        """Names the run and the wait of an unfinished line, or for "" the run alone."""
+        self._describe(": ".join(filter(None, (self.run, line.partition(" …")[0]))))
 
     def draws_in_place(self) -> bool:
         """Whether a line can be replaced, as on a terminal."""
         return True
+
+
+def progress_bar(**options: Any) -> Progress:
+    """Returns a bar of steps; what does not fit is cut from its text, not from its numbers."""
+    text = TextColumn(
+        "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True)
+    )
+    parts = (text, BarColumn(12), MofNCompleteColumn(), "steps", TimeRemainingColumn())
+    return Progress(*parts, transient=True, expand=True, **options)
 
 
 def run_missing(
@@ -156,29 +167,30 @@ def run_missing(
       Group -> seed -> finished run.
     """
     workdir.mkdir(parents=True, exist_ok=True)
-    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), "steps")
     is_terminal = sys.stdout.isatty()
-    with Progress(*parts, TimeRemainingColumn(), transient=True, disable=not is_terminal) as bar:
+    with progress_bar(disable=not is_terminal) as bar:
         task = bar.add_task("reading finished runs", total=None)
         step: dict[str, int] = {}
         beside = BesideBar(log, lambda text: bar.update(task, description=text))
-        beside.run = "reading finished runs"
+        beside.run = "planning"
 
         def on_built(built: Mapping[str, loop.Trainer]) -> None:
             total = sum(each.plan.training_steps for each in built.values())
-            beside.run = "compiling"
-            bar.update(task, description=beside.run, total=total, visible=bool(built))
+            bar.update(task, total=total, visible=bool(built))
 
         def on_event(name: str, text: str) -> None:
             log(f"{time.strftime('%H:%M:%S')}  {name}  {text}")
 
-        def on_row(name: str, row: JsonMapping) -> None:
-            step[name], beside.run = row["step"], name
-            bar.update(task, description=name, completed=sum(step.values()))
+        def on_step(name: str, num: int) -> None:
+            step[name] = max(num, step.get(name, 0))
+            if num == 0:  # it begins; later, a wait may be named beside it
+                beside.run = name
+                bar.update(task, description=name)
+            bar.update(task, completed=sum(step.values()))
 
         # An unfinished line would break the bar.
         lines: Callable[[str], None] = beside if is_terminal else log
-        runs.train(runs.in_turn(groups), workdir, should_stop, on_event, on_row, on_built, lines)
+        runs.train(runs.in_turn(groups), workdir, should_stop, on_event, on_step, on_built, lines)
     trained = runs.by_seed(groups, workdir)
     if num_missing := sum(map(len, groups.values())) - sum(map(len, trained.values())):
         are, them = ("is", "it") if num_missing == 1 else ("are", "them")

@@ -67,6 +67,7 @@ def train(
     should_stop: Callable[[], bool] = lambda: False,
     log: Callable[[str], None] = lambda line: None,
     evaluates: bool = True,
+    on_step: Callable[[int], None] = lambda step: None,
 ) -> Result:
     """Takes the planned steps, from the start or after an earlier call's checkpoint.
 
@@ -89,6 +90,7 @@ def train(
       log: called with a line if lost steps count, and one if the run continues. A log that can draw
         (see `bam.waits`) also gets lines on long waits.
       evaluates: whether the weights are evaluated on the test split.
+      on_step: called with each step that the devices have finished.
 
     Returns:
       A `Result`.
@@ -131,7 +133,7 @@ def train(
         if run.is_resumed and run.step < run.end:
             log(f"continues from step {run.step} of {run.end}")
         files.start_after(run.step if run.is_resumed else -1)
-        watch = _Watch(trainer, run, files, diagnosed, on_row, should_stop, evaluates, log)
+        watch = _Watch(trainer, run, files, diagnosed, on_row, should_stop, evaluates, log, on_step)
         if not run.is_resumed:  # the bias before the first step
             watch.look(state)
         batches = rows.read(run.batch, range(run.step + 1, run.end + 1))
@@ -156,9 +158,10 @@ class _Watch:
         should_stop: Callable[[], bool],
         evaluates: bool,
         log: Callable[[str], None],
+        on_step: Callable[[int], None],
     ) -> None:
         self._trainer, self._run, self._files = trainer, run, files
-        self._diagnosed = diagnosed
+        self._diagnosed, self._on_step = diagnosed, on_step
         self._on_row, self._should_stop, self._evaluates = on_row, should_stop, evaluates
         self._log, self._step_seconds = log, math.inf  # infinite before the first timed step
         self._running: tuple[int, float] | None = None  # the step on the devices, and its start
@@ -188,6 +191,7 @@ class _Watch:
         with awaited if seconds > LONG else contextlib.nullcontext():
             jax.block_until_ready(state.step)
         self._step_seconds = time.perf_counter() - began
+        self._on_step(step)
         # One number, once, of a step that has ended: it holds up no device.
         is_due = step == min(FIRST_STEPS, self._run.end) and not self._run.is_resumed
         if is_due and 0 < self._num_drawn == int(state.private.num_nonfinite):
