@@ -25,6 +25,7 @@ from bam.data import datasets
 from bam.models import finetune
 from bam.named import call, import_function
 from bam.part_table import SECTIONS
+from bam.sweep import studies
 from bam.sweep.method_config import method_config
 from bam.text import SYNONYMS, csv_text
 from bam.training import keys, loop, named_configs, schedules
@@ -608,6 +609,22 @@ def test_ctrl_c_in_a_function_ends_it_and_not_the_process(capsys):
     with heard(signal.SIGINT):
         assert command.run("privacy", arguments, interrupted) == 130
     assert capsys.readouterr().err == "error: interrupted\n"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_prose_is_cut_between_words_on_a_terminal_alone(is_terminal, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    texts = f"{studies.LEGEND}\n\nshort  line\n{'x' * 100}"
+    screen.show(texts)
+    printed = capsys.readouterr().out.splitlines()
+    if is_terminal:
+        assert len(printed[0]) <= 80 and printed[1].startswith("  ")
+        assert printed[2:] == ["", "short  line", "x" * 100]
+        assert " ".join(x.strip() for x in printed[:2]) == studies.LEGEND
+    else:
+        assert printed == texts.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,11 +59,15 @@ def say(*lines: str, error: bool = False) -> None:
 
 
 class _Log:
-    """Prints a text of bam's own in several lines, such as a plan, each by `say`."""
+    """Prints a text of bam's own in several lines, such as a plan, each by `say`.
+
+    A terminal gets lines that are no wider than it, cut between words.
+    """
 
     def __call__(self, text: str) -> None:
         """Prints a text."""
-        say(*text.split("\n"))
+        lines = text.split("\n")
+        say(*(x for line in lines for x in wrap(line)) if self.draws_in_place() else lines)
 
     def draw(self, line: str) -> None:
         """Prints an unfinished line, which the next one continues (on a terminal: replaces)."""
@@ -80,6 +85,17 @@ class _Log:
 
 
 show = _Log()
+
+
+def wrap(line: str) -> list[str]:
+    """Returns the lines of the terminal's width that a line takes, the later ones indented."""
+    return textwrap.wrap(
+        visible(line),
+        max(20, shutil.get_terminal_size().columns),
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [line]
 
 
 def table(
@@ -100,7 +116,7 @@ def table(
         from rich.table import Table
         from rich.text import Text
     except ModuleNotFoundError:  # the extra `train` brings rich
-        show("\n\n".join(filter(None, (title, markdown(columns, rows, left)))))
+        say(*"\n\n".join(filter(None, (title, markdown(columns, rows, left)))).split("\n"))
         return
     cell = lambda text: Text(visible(text))  # noqa: E731 (rich reads brackets in a str as markup)
     screen = Console(width=None if sys.stdout.isatty() else 180)

@@ -52,7 +52,7 @@ def sweep(flags: FlagValues) -> int:
     columns = studies.columns(study.columns, rows)
     always = studies.main_columns(columns, rows)
     screen.table(columns, rows, file=out.with_name(f"{out.name}.md"), always=always)
-    screen.say(studies.LEGEND, *studies.remarks(rows))
+    screen.show("\n".join([studies.LEGEND, *studies.remarks(rows)]))
     if not studies.is_finished(runs, flags.num_seeds):
         return options.STOPPED
     has_bias = any(row["bias_norm"] is not None for row in rows)

@@ -36,7 +36,8 @@ def carry_out(
         rows, trained = studies.carry_out(study, num_seeds, workdir, out, stop, screen.show)
     columns, file = studies.columns(study.columns, rows), out.with_name(f"{out.name}.md")
     screen.table(columns, rows, file=file, always=[*studies.main_columns(columns, rows), *always])
-    screen.say(studies.LEGEND, *filter(None, [legend]), *studies.remarks(rows))
+    notes = filter(None, [studies.LEGEND, legend, *studies.remarks(rows)])
+    screen.show("\n".join(notes))
     if not studies.is_finished(trained, num_seeds):
         sys.exit(options.STOPPED)
     return rows, trained
