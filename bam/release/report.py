@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,7 +70,7 @@ def page(run: RunRecords, *, public: bool, made_by: str) -> str:
     return _TEMPLATES.get_template("report.html").render(
         run=visible,
         public=public,
-        title=one_line(about if public else run.workdir.resolve().name),
+        title=one_line(about if public else name_of(run.workdir)),
         about=about,
         charts_missing=charts.MISSING,
         epsilon=epsilon,
@@ -87,6 +88,20 @@ def page(run: RunRecords, *, public: bool, made_by: str) -> str:
         missing=one_line(missing),
         made_by=made_by,
     )
+
+
+def name_of(workdir: Path) -> str:
+    """Returns the name of a run's folder; that of one seed among several has its group's name.
+
+    Examples:
+      >>> name_of(Path("demo/DP-SGD_C=3/seed0"))
+      'DP-SGD C=3, seed 0'
+    """
+    folder = workdir.resolve()
+    seed = re.fullmatch(r"seed(\d+)", folder.name)
+    if not (seed and folder.parent.name):
+        return folder.name
+    return f"{folder.parent.name.replace('_', ' ')}, seed {seed[1]}"
 
 
 def attacker_charts(run: RunRecords, counted: int) -> list[Chart]:
