@@ -41,8 +41,8 @@ Points = tuple[Sequence[float], np.ndarray]
 def main() -> None:
     """Trains the missing runs of a figure, then writes its picture and its numbers."""
     path = Path(_OUT.value or flags.FLAGS.workdir) / f"figure{_FIGURE.value}"
-    path.parent.mkdir(parents=True, exist_ok=True)
     series = [_series(name) for name in _METHODS.value]
+    path.parent.mkdir(parents=True, exist_ok=True)
     trained = many_runs.run_missing({s.slug: s.configs for s in series})
     finished = [s._replace(rows=_rows(s, trained[s.slug])) for s in series]
     FIGURES[str(_FIGURE.value)](finished, path)
