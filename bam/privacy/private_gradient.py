@@ -296,8 +296,7 @@ def gradient_of(
         return PrivateGradient(oracle, clip, mean, size, mesh, group_size, trainable, figures)
     if not isinstance(oracle, DPSGD) or group_size or trainable:
         raise InputError(
-            "without privacy, the gradient is that of bam.dp_sgd(loss_fn), for all parameters, and "
-            "each row is an example"
+            "epsilon=inf needs private.gradient(bam.dp_sgd(loss_fn)), without trainable and groups"
         )
     return PlainGradient(oracle, clip, mean, size, mesh, figures)
 
