@@ -97,6 +97,11 @@ def test_an_official_archive_is_recognised_as_a_file(folder_of):
         ),
         (
             "cifar10",
+            ("cifar10/train.parquet", "mnist/train.parquet"),
+            r"only cifar10, mnist: set --config.dataset.path=\S*data/cifar10, where such files lie",
+        ),
+        (
+            "cifar10",
             ("train/cat/1.PNG", "test/cat/2.PNG"),
             r"import images by `bam data import \S*/data --out=DATA`, and set --config.dataset.pa",
         ),

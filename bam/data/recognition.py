@@ -116,9 +116,14 @@ def _advice(name: str, path: Path) -> str:
 
 
 def _nearby(name: str, path: Path) -> list[Path]:
-    """Folders in a folder that hold data, or one above it in which tensorflow-datasets made it."""
-    sources = DATASETS.get(name, FOLDER).sources
+    """Folders in a folder that hold data, or one above it in which tensorflow-datasets made it.
+
+    A folder with the name of another data set is left out: Parquet files have the same names in
+    all.
+    """
+    sources, others = DATASETS.get(name, FOLDER).sources, DATASETS.keys() - {name}
     inside = [x for x in sorted(itertools.islice(path.iterdir(), SOME)) if x.is_dir()]
+    inside = [x for x in inside if x.name.lower() not in others]
     found = [x for x in inside if any(find(name, source, x) for source in sources)]
     above = path.parents[:3] if "tfds" in sources else ()
     return found or [x for x in above if find(name, "tfds", x)]
