@@ -147,6 +147,14 @@ def test_a_loss_over_a_batch_fails_with_a_note_that_names_its_one_example():
     ]
 
 
+@pytest.mark.parametrize("name", ["key", "step", "label"])
+def test_a_loss_that_reads_a_key_that_was_not_drawn_is_told_of_keys(name):
+    with pytest.raises(KeyError) as raised:
+        step(bam.dp_sgd(lambda params, x: x[name] + loss_fn(params, x["image"])), {"image": DATA})
+    told = "`private.batches(data, keys=True)` adds key and step." in raised.value.__notes__
+    assert told == (name != "label")
+
+
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
@@ -158,6 +166,23 @@ def test_a_loss_over_a_batch_fails_with_a_note_that_names_its_one_example():
 def test_labels_in_words_are_named_and_refused(labels, message):
     oracle = bam.dp_sgd(lambda params, x: loss_fn(params, x["image"]))
     refused(message, step, oracle, {"image": DATA, "label": labels})
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            DATA[:18],
+            r"has shape \(18, 2\): set num_examples=18, or num_examples_given=True if 20 is a pub"
+            "lic bound$",
+        ),
+        (np.ones((22, 2)), r"has shape \(22, 2\): set num_examples=22$"),
+        # The control: no N fits arrays of two lengths.
+        ({"image": DATA, "label": DATA[:18]}, r"\(18, 2\): give arrays with a row for each$"),
+    ],
+)
+def test_arrays_with_another_number_of_rows_are_told_the_num_examples_that_fits(data, message):
+    refused(message, new().batches, data)
 
 
 def test_a_folder_that_this_process_uses_is_not_said_to_be_another_ones(tmp_path):

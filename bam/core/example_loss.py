@@ -29,6 +29,8 @@ def guard_loss(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
             note += "a network of batches takes x[None], and returns logits[0]."
             if not any("ONE example" in x for x in getattr(error, "__notes__", ())):
                 error.add_note(note)  # once, where a user's loss calls that of a row
+                if isinstance(error, KeyError) and error.args[:1] in (("key",), ("step",)):
+                    error.add_note("`private.batches(data, keys=True)` adds key and step.")
             raise
         kind, dtype = _kind(value), getattr(value, "dtype", type(value))
         is_number = kind.endswith("[]") or isinstance(value, float)

@@ -269,8 +269,7 @@ class PrivateTraining:
             if not np.shape(leaf) or len(leaf) != num:
                 raise InputError(
                     f"the plan is for {expected}, but an array of the data has shape "
-                    f"{np.shape(leaf)}: give arrays with a row for each; np.asarray makes them of "
-                    "lists"
+                    f"{np.shape(leaf)}: {self._remedy_for_rows(leaves)}"
                 )
         dtypes = [getattr(x, "dtype", "") for x in leaves]
         parts = zip(pytree.names(data), dtypes, leaves, strict=True)
@@ -299,6 +298,18 @@ class PrivateTraining:
             return examples, mask
 
         return self.draw(read)
+
+    def _remedy_for_rows(self, leaves: Sequence[Any]) -> str:
+        """Returns what to do with data whose arrays have another number of rows than the plan."""
+        if not all(map(np.shape, leaves)):
+            return "give arrays with a row for each; np.asarray makes them of lists"
+        lengths, num_examples = set(map(len, leaves)), self.plan.num_examples
+        num_rows = max(lengths)
+        # Another N helps neither arrays that disagree nor rows of users.
+        if len(lengths) > 1 or num_rows == 0 or self._groups is not None:
+            return "give arrays with a row for each"
+        is_bound = f", or num_examples_given=True if {num_examples} is a public bound"
+        return f"set num_examples={num_rows}{is_bound * (num_rows < num_examples)}"
 
     def draw(self, read: Reader) -> Iterator[DrawnBatch]:
         """Draws the batches of the remaining steps, as `batches`, with the examples of `read`.
