@@ -20,6 +20,18 @@ SMALLER = (
 )
 
 
+class TooLargeError(InputError):
+    """A program does not fit the memory.
+
+    Attributes:
+      fitting: a microbatch size that fits; 0 if none does.
+    """
+
+    def __init__(self, message: str, fitting: int = 0) -> None:
+        super().__init__(message)
+        self.fitting = fitting
+
+
 class Needs(NamedTuple):
     """The memory that a program takes when it runs, on each of the devices, and what is free.
 

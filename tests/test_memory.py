@@ -12,7 +12,7 @@ import pytest
 
 from bam import memory
 from bam.audit import canary
-from bam.cli import main
+from bam.cli import main, train
 from bam.core import sampling
 from bam.data import common, datasets
 from bam.errors import InputError
@@ -210,6 +210,21 @@ def test_a_step_that_does_not_fit_is_refused_before_it_counts_and_the_advice_fit
     loop.train(with_memory(monkeypatch, step_bytes(256) + 2**20), 0)
 
 
+@pytest.mark.usefixtures("without_the_tests_type_checks")
+def test_a_dry_run_goes_on_with_the_size_that_fits_which_is_compiled_already(monkeypatch):
+    free, said = (step_bytes(8) + step_bytes(256)) // 2, []
+    built = with_memory(monkeypatch, free)
+    state = built.init(0)
+    with pytest.raises(memory.TooLargeError) as refused:
+        built.check_step(state)
+    size = advised(str(refused.value))
+    smaller = built.with_microbatch_size(size)
+    assert compilations(smaller.check_step, state) == 0
+    fitting = train.fit_memory(built, said.append)
+    assert fitting.config.microbatch_size == size and step_bytes(size) <= 0.9 * free
+    assert said == [str(refused.value)]
+
+
 def test_diagnostics_that_do_not_fit_are_refused_before_a_step_counts_and_before_the_config(
     monkeypatch, tmp_path
 ):
@@ -258,15 +273,18 @@ def test_asking_for_memory_compiles_nothing_more(monkeypatch):
     assert programs(needs) == programs(lambda *args: None) > 0
 
 
-def test_a_dry_run_that_does_not_fit_is_one_line(monkeypatch, capsys):
+def test_a_step_that_does_not_fit_is_one_line_and_a_dry_run_goes_on(monkeypatch, tmp_path, capsys):
     flags = ["--config=digits:dp_sgd", "--config.model.name=linear", "--config.accountant=rdp"]
-    flags += ["--config.dry_run", "--config.num_steps=3"]
+    flags += ["--config.num_steps=3", "--config.microbatch_size=256"]
     monkeypatch.setattr(memory, "free", lambda: (step_bytes(8) + step_bytes(256)) // 2)
     monkeypatch.setattr(memory, "machine", lambda: 2**40)
-    assert main.main(["train", *flags, "--config.microbatch_size=256"]) == 2
+    assert main.main(["train", *flags, f"--workdir={tmp_path / 'run'}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: a step with microbatch_size=256 takes")
-    assert main.main(["train", *flags, f"--config.microbatch_size={advised(line)}"]) == 0
+    assert main.main(["train", *flags, "--config.dry_run"]) == 0
+    said = capsys.readouterr()
+    assert line.removeprefix("error: ") in said.out.splitlines() and said.err == ""
+    assert f"of training on this device, {advised(line)} at a time" in said.out
 
 
 def test_a_size_that_does_not_fit_is_not_timed_and_named(monkeypatch):

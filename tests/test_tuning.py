@@ -1,17 +1,20 @@
 """The fastest microbatch size is timed when it is asked for, and never inside of a run."""
 
 import math
+import os
 
 import jax
 import pytest
 from jax import monitoring
 
+from bam import memory
 from bam.cli import train
 from bam.cli.main import main
 from bam.training import config as base
-from bam.training import duration, loop, tuning
+from bam.training import duration, loop, named_configs, tuning
+from bam.training import trainer as trainers
 from configs import digits, folder
-from tests.cases import assert_close, tiny_digits
+from tests.cases import assert_close, refused, tiny_digits
 
 
 def tiny(**changes):
@@ -141,6 +144,8 @@ def test_a_dry_run_times_sizes_if_it_is_asked_and_prints_the_flag_to_add(monkeyp
     monkeypatch.setattr(tuning, "_seconds", seconds)
     estimate = duration.Estimate(60, 50, 80)
     monkeypatch.setattr(duration, "estimate_seconds", lambda trainer: estimate)
+    monkeypatch.setattr(trainers.Trainer, "check_step", lambda *args: None)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert main(DRY) == 0
     assert asked == [] and "microbatch_size" not in capsys.readouterr().out
     assert main([*DRY, "--tune"]) == 0
@@ -164,11 +169,67 @@ def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):
     sizes = []
     monkeypatch.setattr(tuning, "_seconds", lambda trainer, size: {1: 2.0, 8: 1.0}[size])
     size_of = lambda x: (x.config.microbatch_size, x.parts.gradient.microbatch_size)  # noqa: E731
-    monkeypatch.setattr(duration, "estimate_seconds", lambda x: sizes.append(size_of(x)) or "")
+    estimate = duration.Estimate(60, 50, 80)
+    monkeypatch.setattr(
+        duration, "estimate_seconds", lambda x: sizes.append(size_of(x)) or estimate
+    )
     experiment = loop.build(tiny())
     for tune in (False, True):
         train.dry_run(experiment, tune, lambda line: None)
     assert sizes == [(32, 32), (8, 8)] and size_of(experiment) == (32, 32)
+
+
+def test_a_dry_run_of_a_step_that_does_not_fit_goes_on_with_a_size_that_does(monkeypatch):
+    said, built = [], loop.build(tiny())
+
+    def check_step(trainer, state):
+        if trainer.config.microbatch_size > 8:
+            raise memory.TooLargeError("--config.microbatch_size=8 fits", 8)
+
+    monkeypatch.setattr(trainers.Trainer, "check_step", check_step)
+    monkeypatch.setattr(duration, "estimate_seconds", lambda x: duration.Estimate(60, 50, 80))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
+    train.dry_run(built, False, said.append)
+    estimate = "about 60 s (50 s to 80 s) of training on this device"
+    assert said == ["--config.microbatch_size=8 fits", f"{estimate}, 8 at a time"]
+    # The controls: a size that fits has no line, and without any size that fits there is no time.
+    train.dry_run(built.with_microbatch_size(8), False, said.append)
+    assert said[2:] == [estimate]
+
+    def refuse(trainer, state):
+        raise memory.TooLargeError("a single example takes more")
+
+    monkeypatch.setattr(trainers.Trainer, "check_step", refuse)
+    refused("a single example", train.dry_run, built, False, said.append)
+
+
+def test_an_estimate_says_that_the_machine_is_busy_before_its_own_work(monkeypatch):
+    said, built = [], loop.build(tiny())
+    monkeypatch.setattr(trainers.Trainer, "check_step", lambda *args: None)
+    monkeypatch.setattr(duration, "estimate_seconds", lambda x: duration.Estimate(60, 50, 80))
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    for load in (12.0, 4.0):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        train.dry_run(built, False, said.append)
+    busy = "; other programs use this machine, so it may be too long"
+    assert [line.endswith(busy) for line in said] == [True, False]
+
+
+def test_a_run_of_days_on_a_cpu_is_told_of_the_changes_that_apply_to_its_config(monkeypatch):
+    gpu, said = "a GPU is faster (docs/accelerators.md)", []
+    less = f"{gpu}; training takes less time with"
+    views, small = "--config.augment.views=1", "--config=cifar10_small:bam_sam"
+    assert train.advise(named_configs.load("cifar10:bam_sam")) == (
+        f"{less} fewer views or a smaller network: {views} or {small}"
+    )
+    assert train.advise(named_configs.load("cifar100:bam_sam")) == f"{less} fewer views: {views}"
+    assert train.advise(named_configs.load("cifar10_small:bam_sam")) == gpu
+    monkeypatch.setattr(trainers.Trainer, "check_step", lambda *args: None)
+    for seconds in (3 * 86400.0, 86400.0):  # the second: a control
+        estimate = duration.Estimate(seconds, seconds, seconds)
+        monkeypatch.setattr(duration, "estimate_seconds", lambda x, estimate=estimate: estimate)
+        train.dry_run(loop.build(tiny()), False, said.append)
+    assert [line == gpu for line in said] == [False, True, False]
 
 
 @pytest.mark.parametrize(("epsilon", "most"), [(50.0, 256), (3.0, 1000)])  # the second: control

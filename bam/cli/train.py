@@ -1,14 +1,23 @@
 """Trains one model privately."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jax
 from absl.flags import FlagValues
 
-from bam import waits
+from bam import memory, waits
 from bam.cli import command, jax_setup, options, run_lines, screen, signals
+from bam.extras import needs
 from bam.privacy import processes
-from bam.training import devices, duration, loop, rundir, tuning
+from bam.training import devices, duration, loop, methods, named_configs, rundir, tuning
+
+with needs("train"):
+    from ml_collections import ConfigDict
+
+BUSY = 1.5  # processes that compute for each core, from which on they slow each other
+LONG = 2 * 24 * 3600.0  # seconds of a run on a CPU from which on a dry run says what is faster
 
 
 def main(argv: Sequence[str]) -> int:
@@ -50,8 +59,12 @@ def train(flags: FlagValues) -> int:
 def dry_run(trainer: loop.Trainer, tune: bool, show: Callable[[str], None]) -> None:
     """Prints how long the run would take.
 
-    With `tune`, it first finds the fastest microbatch size and prints it.
+    With `tune`, it first finds the fastest microbatch size and prints it. A size that does not fit
+    the memory is replaced by one that does.
     """
+    # The load is read first, because the work below adds to it.
+    is_busy = _on_cpu() and os.getloadavg()[0] > BUSY * (os.cpu_count() or 1)
+    asked = trainer.config.microbatch_size
     if tune:
         sizes = ", ".join(map(str, tuning.sizes()))
         with waits.awaited(show, f"timing microbatches on {devices.name()}"):
@@ -59,7 +72,48 @@ def dry_run(trainer: loop.Trainer, tune: bool, show: Callable[[str], None]) -> N
         show(f"fastest of {sizes} on {devices.name()}: --config.microbatch_size={size}")
         trainer = trainer.with_microbatch_size(size)
     trainer.load()  # features take minutes, and have lines of their own
-    with waits.compiling(show, f"and timing a step on {devices.name()}"):
+    trainer = fit_memory(trainer, show)
+    with waits.awaited(show, f"timing a step on {devices.name()}"):
         estimate = duration.estimate_seconds(trainer)
-    at_once = f", {trainer.config.microbatch_size} at a time" * tune
-    show(f"{estimate} of training on this device{at_once}")
+    size = trainer.config.microbatch_size
+    at_once = f", {size} at a time" * (tune or size != asked)
+    busy = "; other programs use this machine, so it may be too long" * is_busy
+    show(f"{estimate} of training on this device{at_once}{busy}")
+    if estimate.seconds > LONG and _on_cpu():
+        show(advise(trainer.config))
+
+
+def fit_memory(trainer: loop.Trainer, show: Callable[[str], None]) -> loop.Trainer:
+    """Compiles the step, and returns the trainer or one with a smaller microbatch size that fits.
+
+    `memory.TooLargeError` if even one example does not fit.
+    """
+    try:
+        with waits.compiling(show, f"a step on {devices.name()}"):
+            trainer.check_step(trainer.init(0))
+    except memory.TooLargeError as error:
+        if not error.fitting:
+            raise
+        show(str(error))
+        return fit_memory(trainer.with_microbatch_size(error.fitting), show)
+    return trainer
+
+
+def advise(config: ConfigDict) -> str:
+    """Returns what makes a run faster that takes days on a CPU."""
+    remedies = {}
+    if config.augment.views > 1:
+        remedies["fewer views"] = "--config.augment.views=1"
+    small = named_configs.load("cifar10_small:dp_sgd").model
+    is_wide = config.model.name == small.name and config.model.width > small.width
+    if config.dataset.name == "cifar10" and is_wide and config.method.name in methods.METHODS:
+        remedies["a smaller network"] = f"--config=cifar10_small:{config.method.name}"
+    faster = "a GPU is faster (docs/accelerators.md)"
+    if not remedies:
+        return faster
+    how, flags = (" or ".join(x) for x in (remedies, remedies.values()))
+    return f"{faster}; training takes less time with {how}: {flags}"
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"

@@ -67,11 +67,12 @@ class Programs:
         donate: tuple[int, ...] = (),
         keeps_size: bool = False,
     ) -> None:
-        """Raises InputError if a function of `Parts` does not fit the memory.
+        """Raises `memory.TooLargeError` if a function of `Parts` does not fit the memory.
 
         The error names a `microbatch_size` that fits.
         The arguments are those of `bind`, and those of the function without the parts.
-        `keeps_size`: the run goes on, so its size cannot be changed, and none is looked for.
+        `keeps_size`: the run goes on, so its size cannot be changed, none is looked for, and the
+        error is an InputError.
         """
 
         def needs(size: int) -> memory.Needs | None:
@@ -99,6 +100,8 @@ class Programs:
         fitting, least = memory.largest_size(num_bytes_of, size, needed.num_bytes, most)
         fitting = fitting or int(least <= needed.free)
         if fitting:
-            raise InputError(f"{problem}: --config.microbatch_size={fitting} fits")
+            raise memory.TooLargeError(
+                f"{problem}: --config.microbatch_size={fitting} fits", fitting
+            )
         one = memory.in_words(needed.num_sharing * least)
-        raise InputError(f"{problem}, and a single example takes {one}: {memory.SMALLER}")
+        raise memory.TooLargeError(f"{problem}, and a single example takes {one}: {memory.SMALLER}")

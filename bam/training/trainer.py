@@ -157,7 +157,7 @@ class Trainer:
     def check_step(self, state: TrainState, keeps_size: bool = False) -> None:
         """Compiles the step without taking it.
 
-        InputError if the step does not fit the memory.
+        `memory.TooLargeError`, an InputError, if the step does not fit the memory.
         """
         nothing = sampling.pad(np.arange(0), self.plan.capacity, 0, 0)
         batch = self.batch(state, nothing)
