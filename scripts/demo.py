@@ -16,9 +16,11 @@ from ml_collections import ConfigDict
 from bam import files, tables, waits
 from bam.cli import command, screen
 from bam.files import JsonMapping, JsonObject
-from bam.sweep import plot
-from bam.sweep.comparison import Runs, Study
-from scripts.lib import many_runs
+
+with waits.awaited(screen.show, "loading bam"):
+    from bam.sweep import plot
+    from bam.sweep.comparison import Runs, Study
+    from scripts.lib import many_runs
 
 DEFAULTS = (
     "--config=digits", "--workdir=runs/demo", "--num_seeds=10", "--config.model.name=linear",

@@ -3,8 +3,9 @@
 import importlib
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-from bam import __version__, extras
+from bam import __version__, extras, waits
 from bam.cli import command, help_text, options, screen, signals
 from bam.errors import InputError
 from bam.text import did_you_mean
@@ -33,7 +34,7 @@ def _dispatch(argv: Sequence[str]) -> int:
             with extras.needs("train"):
                 import ml_collections  # noqa: F401
                 import rich  # noqa: F401
-        status: int = importlib.import_module(f"bam.cli.{name}").main(rest)
+        status: int = _load(name).main(rest)
         return status
     if name in ("help", "--help", "-h"):
         screen.show(help_text.of_all(__version__))
@@ -44,6 +45,16 @@ def _dispatch(argv: Sequence[str]) -> int:
         names = ", ".join(options.COMMANDS)
         raise InputError(f"bam has no command {name!r}{hint or f': choose from {names}'}")
     return 0
+
+
+def _load(name: str) -> ModuleType:
+    """Imports the module of a command, with a line if that takes long."""
+    module = f"bam.cli.{name}"
+    # The standard output of `bam predict` is a table, in which a line would be a row.
+    if module in sys.modules or name == "predict":
+        return importlib.import_module(module)
+    with waits.awaited(screen.show, "loading bam"):
+        return importlib.import_module(module)
 
 
 if __name__ == "__main__":

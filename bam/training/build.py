@@ -83,10 +83,11 @@ def build(
     listing, normalisation = by_unit(data)
     shape, num_examples = listing.train.images.shape[-3:], _num_examples(config, listing)
     check_microbatch_size(config.microbatch_size, num_examples)
-    criterion, model, loss = parts.make_network(config, listing.num_classes, shape)
-    # The method sees the loss alone: it knows neither batches nor clips nor noise.
-    oracle = parts.make_oracle(config.method, loss)
-    fit.check_shapes(config, listing, criterion, model, oracle)
+    with waits.awaited(log, "checking the network and the loss", stays=False):
+        criterion, model, loss = parts.make_network(config, listing.num_classes, shape)
+        # The method sees the loss alone: it knows neither batches nor clips nor noise.
+        oracle = parts.make_oracle(config.method, loss)
+        fit.check_shapes(config, listing, criterion, model, oracle)
     # The plan is made without the clip: σ and ε do not depend on C.
     with waits.awaited(log, "planning", stays=False):
         plan = _plan_of_run(config, num_examples, plan, folder)
