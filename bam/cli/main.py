@@ -48,10 +48,10 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 
 def _load(name: str) -> ModuleType:
-    """Imports the module of a command, with a line if that takes long."""
+    """Imports the module of a command, on a terminal with a line if that takes long."""
     module = f"bam.cli.{name}"
-    # The standard output of `bam predict` is a table, in which a line would be a row.
-    if module in sys.modules or name == "predict":
+    # In a file the line would stay, also above the table of `bam predict`.
+    if module in sys.modules or not screen.show.draws_in_place():
         return importlib.import_module(module)
     with waits.awaited(screen.show, "loading bam"):
         return importlib.import_module(module)
