@@ -83,7 +83,7 @@ NO_KEY = "error: the config has no key"
         ),
         ("--config.zzz=1", f"{NO_KEY} 'zzz'\n"),
         ("--config.model=linear", "model is a section of the config"),
-        ("--config.epsilon=abc", "could not convert string to float: 'abc'"),
+        ("--config.epsilon=abc", "--config.epsilon=abc: expected a number"),
     ],
 )
 def test_a_slip_in_a_config_or_key_is_one_line(flag, message, refusal):
