@@ -28,7 +28,7 @@ from bam.release import load, predict
 from bam.training import config as base
 from bam.training import loading
 from configs import digits, folder
-from tests.cases import random_images, run_command, thoroughly
+from tests.cases import random_images, refused, run_command, thoroughly
 from tests.image_files import dicom
 
 # Of an image beside two good ones of each class: its folder, name, suffix and what it is.
@@ -440,6 +440,76 @@ def test_folders_that_may_be_persons_are_no_classes_unless_they_are_named(tmp_pa
     done = run_command("bam", "data", "import", "top", "--out=more", "--size=8")
     assert done.returncode == 0, done.stderr
     assert manifest(tmp_path / "more")["classes"] == [str(x) for x in range(1, 13)]
+
+
+NAMES = {  # names of folders -> whether they are refused as persons
+    "Mueller_Hans_1950 Weber_Eva_1961 Wolf_Uwe_1944": True,
+    "mueller-hans-19500131 weber-eva-01.02.1961 wolf-uwe-1944-12-24": True,
+    "P000 P001 P002": True,
+    "p1 p2 p3": True,
+    "patient_001 patient_002 patient_003": True,
+    "Patient1 Patient2 Patient3": True,
+    "sub-1 sub-2 sub-3": True,
+    "case_7 case_8 case_9": True,
+    "10234 10235 10236": True,
+    "001 002 003": True,
+    "Mueller^Hans Weber^Eva Wolf^Uwe": True,
+    "LIDC-0001 LIDC-0002 LIDC-0003": True,
+    "P000 P001 P002 ill": True,
+    # The controls.
+    "P000 P001": False,
+    "P000 P001 P002 ill well other": False,
+    "class_0 class_1 class_2": False,
+    "class_100 class_101 class_102": False,
+    "grade_1 grade_2 grade_3": False,
+    "stage2 stage3 stage4": False,
+    "0 1 2 3 4 5 6 7 8 9": False,
+    "10 20 99": False,
+    "n01440764 n01443537 n01484850": False,
+    "2019 2020 2021": False,
+    "BIRADS_3 BIRADS_4 BIRADS_5": False,
+    "covid19 flu cold": False,
+    "basal_cell_carcinoma melanoma nevus": False,
+    "001.Black_footed_Albatross 002.Laysan_Albatross 003.Sooty_Albatross": False,
+}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_folders_that_are_named_like_persons_are_refused(names):
+    check = lambda: persons.check_names(Path("top"), names.split(), "")  # noqa: E731
+    if NAMES[names]:
+        refused("top: 3 of . folders are named like .*: are they persons?", check, kind=DataError)
+    else:
+        check()
+
+
+def test_patients_names_do_not_become_public_and_the_classes_names_are_printed(tmp_path):
+    for number in range(36):
+        for top, name in (
+            ("patients", f"Mueller_Hans_{1950 + number % 3}"),
+            ("sides", f"{('train', 'test')[number % 2]}/{('Ann', 'Bob')[number % 2]}"),
+            ("classes", "A\x1bBC"[number % 4]),
+        ):
+            write(tmp_path / top / name / f"{number}.png", "good", number)
+
+    def run(top, *more):
+        arguments = (str(tmp_path / top), f"--out={tmp_path / 'out'}", "--size=8", *more)
+        return run_command("bam", "data", "import", *arguments)
+
+    for top, why in (
+        ("patients", "3 of 3 folders are named like persons, as Mueller_Hans_1950"),
+        ("sides", "no class has images in both train and test"),
+    ):
+        done = run(top)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert f"{why}: are they persons?" in done.stderr, done.stderr
+        assert "--user_from=folder" in done.stderr and "--classes=" in done.stderr
+        assert not (tmp_path / "out").exists()
+    done = run("classes")
+    line = "the names of the classes become public with the model: \\x1b, A, B, C\n"
+    assert done.returncode == 0 and line in done.stdout, done.stderr
+    declared = run("sides", "--classes=Ann,Bob")  # the control
+    assert "are they persons" not in declared.stderr and "become public" not in declared.stdout
 
 
 def test_a_number_is_of_one_column(tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ from bam.errors import InputError
 from bam.files import JsonObject
 from bam.images import importing, leaks, listing, packed, persons, pixels, rows
 from bam.privacy.user_ids import read_id
-from bam.text import have, plural
+from bam.text import have, plural, short_list
 
 VERBS = ("import", "show")
 # Kind of labels -> loss; "": the loss of the config.
@@ -142,12 +142,16 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
     are_published = kind == "class" and not (flags.labels or flags.classes)
     if are_published:
         persons.check_number(folder, len(classes), num_listed, users)
+        persons.check_names(folder, classes, users)
+        persons.check_sides(folder, examples, users)
     if kind != "class":
         classes = flags.label_column.split(",") if kind == "several" else []
     if flags.user_column == "PatientID" and not examples[0].user:
         examples = _with_patients(folder, examples, flags.strict, log)
     if are_published:
         persons.check_each(folder, examples, users)
+    if kind == "class" and not flags.classes:
+        log(f"the names of the classes become public with the model: {short_list(classes)}")
     if flags.stratify:
         examples = importing.stratify(examples, flags.stratify)
     options = importing.Options(

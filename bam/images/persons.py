@@ -1,16 +1,30 @@
 """Refuses folders of persons in the place of classes, because names of classes are published."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from bam.data.common import DataError
 from bam.errors import InputError
 from bam.images import pixels
-from bam.images.listing import Example, suffix_of
+from bam.images.listing import SPLITS, Example, suffix_of
 from bam.privacy.user_ids import is_missing, user_id
 
 # Folders may be persons, not classes, if there are MANY with fewer than FEW images on average.
 MANY, FEW = 10, 5
+LEAST_NAMES = 3  # like those of persons, besides more than half of all names
+# Names like those of persons, in lower case. A number from 100 on may be a person's. Smaller ones,
+# years, ImageNet's synsets (n01440764) and numbered words for classes are more often classes.
+_DATE = r"(?:19|20)\d\d(?:[\W_]?\d\d[\W_]?\d\d)?|\d\d[\W_]?\d\d[\W_]?(?:19|20)\d\d"
+_NAME_OF_PERSON = re.compile(
+    r".*\^.*"  # as DICOM writes names
+    r"|(?!(?:19|20)\d\d$)\d{3,}"
+    r"|(?:patients?|pat|pt|pid|persons?|subjects?|subj|sub|cases?|id|p)[\W_]*\d+"
+    r"|(?!n\d{8}$|(?:class|classe|klasse|label|category|type|grade|grad|stage|level|group)[\W_]?\d)"
+    r"[^\W\d_]+[\W_]?\d{3,}"
+    rf"|[^\W\d_]+(?:[\W_]+[^\W\d_]+)+[\W_]+(?:{_DATE})",  # Mueller_Hans_1950
+    re.S,
+)
 SAMPLE = 20  # files of a class whose headers are read before the others'
 TAGS = ("PatientID", "SeriesInstanceUID")
 
@@ -22,6 +36,21 @@ def check_number(folder: Path, num_classes: int, num_images: int, users: str) ->
     """
     if num_classes >= MANY and num_images < FEW * num_classes:
         raise _refusal(folder, f"{num_classes:,} folders with {num_images:,} images", users)
+
+
+def check_names(folder: Path, names: Sequence[str], users: str) -> None:
+    """DataError if more than half of the folders, and three or more, are named like persons."""
+    alike = [x for x in names if _NAME_OF_PERSON.fullmatch(x.strip().casefold())]
+    if len(alike) >= LEAST_NAMES and 2 * len(alike) > len(names):
+        why = f"{len(alike):,} of {len(names):,} folders are named like persons, as {alike[0]}"
+        raise _refusal(folder, why, users)
+
+
+def check_sides(folder: Path, examples: Sequence[Example], users: str) -> None:
+    """DataError if folders divide the images into splits, and no class is in both of them."""
+    classes = [{x.label for x in examples if x.split == split} for split in SPLITS]
+    if all(classes) and not classes[0] & classes[1]:
+        raise _refusal(folder, "no class has images in both train and test", users)
 
 
 def check_each(folder: Path, examples: Sequence[Example], users: str) -> None:
