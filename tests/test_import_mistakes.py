@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from bam.cli import data
 from bam.data.common import DataError
 from bam.images import listing
 from tests.cases import refused, run_command
@@ -56,8 +57,23 @@ def test_a_blank_among_several_labels_is_named_and_can_be_made_a_zero(folder, tm
     message = "label '0,1,-1.0' is not a 0 or 1 for each of"
     assert refusal.returncode == 2 and message in refusal.stderr
     assert "; --map=yes:1,no:0 converts other words, and --map=-1:0 numbers" in refusal.stderr
-    done = run_command(*command, "--map=:0,-1.0:0")
-    assert done.returncode == 0 and "4 images: " in done.stdout, done.stderr
+    for advice in ("--map=:0,-1:0", "--map=:0,-1.0:0", "--map=:0,-1.00:0,-1:0"):
+        done = run_command(*command[:4], f"--out={tmp_path / advice[6:]}", *command[5:], advice)
+        assert done.returncode == 0 and "4 images: " in done.stdout, done.stderr
+        assert "no image has the label" not in done.stdout
+
+
+def test_a_label_is_replaced_by_its_value_and_first_by_its_text():
+    examples = [listing.Example("", x) for x in ("1", "1.0", "01", "10", "1.05", "x")]
+
+    def replace(*pairs):
+        return " ".join(x.label for x in data._replace_labels(examples, pairs, "", lines.append))
+
+    lines = []
+    assert replace("1:a") == "a a 01 10 1.05 x"
+    assert replace("1.0:a", "1:b") == "b a 01 10 1.05 x"
+    assert not lines
+    assert replace("2:a") == "1 1.0 01 10 1.05 x" and "no image has the label 2 " in lines[0]
 
 
 def test_classes_with_one_image_are_all_named(tmp_path):

@@ -1,6 +1,7 @@
 """Makes a data set from a folder of images, or shows one."""
 
 import os
+import re
 import shlex
 import sys
 from collections import Counter
@@ -122,14 +123,22 @@ def _replace_labels(
                 "blanks"
             )
         replacements[old] = new
+    # "-1" of a command is the "-1.0" of a table: pandas writes whole numbers as floats.
+    by_value = {_without_zeros(old): new for old, new in replacements.items()} | replacements
+
+    def new_name(label: str) -> str:
+        return by_value.get(label) or by_value.get(_without_zeros(label), label)
+
     parts = lambda label: label.split(separator) if separator else [label]  # noqa: E731
-    present = {part for x in examples for part in parts(x.label)}
-    for label in sorted(replacements.keys() - present):
+    present = {_without_zeros(part) for x in examples for part in parts(x.label)}
+    for label in sorted(x for x in replacements if _without_zeros(x) not in present):
         log(f"--map={label}:{replacements[label]}: no image has the label {label} (NOT PRIVATE)")
-    return [
-        x._replace(label=separator.join(replacements.get(part, part) for part in parts(x.label)))
-        for x in examples
-    ]
+    return [x._replace(label=separator.join(map(new_name, parts(x.label)))) for x in examples]
+
+
+def _without_zeros(label: str) -> str:
+    """Returns a whole number without zeros behind its point, "-1.0" as "-1"."""
+    return re.sub(r"^([-+]?\d+)\.0*$", r"\1", label)
 
 
 def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
