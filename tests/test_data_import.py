@@ -375,7 +375,7 @@ def test_a_target_is_learned_in_its_scale_and_predicted_in_its_units(tmp_path, m
     rows = ["file;kg"]
     for number in range(80):
         write(tmp_path / "top" / f"{number}.png", "good", number)
-        rows.append(f"{number}.png;{70 + number % 2 / 2:.1f}".replace(".5", ",5"))
+        rows.append(f"{number}.png;" + f"{70 + number % 2 / 2:.1f}".replace(".", ","))
     (tmp_path / "t.csv").write_text("\n".join(rows))
     base = ("bam", "data", "import", "top", "--size=8", "--labels=t.csv", "--label_column=kg")
     plain = run_command(*base, "--out=plain", "--number")

@@ -1,5 +1,7 @@
 """A line of `bam data import` on a mistake names it, and says what to do next."""
 
+import re
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -132,3 +134,14 @@ def test_a_file_that_a_row_names_is_not_said_to_be_ignored(folder):
     rows = ["file,label", "part_1/IM0,a", "ISIC_1,b", "ISIC_2,a", "ISIC_3,b"]
     assert len(in_table(folder, rows, log=said.append).examples) == 4
     assert [x for x in said if x.startswith("ignored: 1 no suffix")] and "2 no" not in str(said)
+
+
+@pytest.mark.parametrize("word", ["-1", "NA", "N/A", "-1.0", "?"])
+def test_an_id_that_means_missing_is_named_with_the_number_of_its_rows(folder, word):
+    ids = ["p1", word, "", word]
+    path = table(folder, "file,label,pid", *(f"ISIC_{x},a,{y}" for x, y in enumerate(ids)))
+    columns = {"file": "file", "label": "label", "user": "pid"}
+    why = f"row 3 has no user: pid '{re.escape(word)}' means missing .docs/users.md., in 2 rows: "
+    refused(why + "leave them out or name", listing.in_table, folder, path, columns, kind=DataError)
+    table(folder, "file,label,pid", "ISIC_0,a,")  # the control: nothing is written there
+    refused("row 2 lacks a value of pid$", listing.in_table, folder, path, columns, kind=DataError)

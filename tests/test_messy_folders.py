@@ -346,7 +346,7 @@ TABLES = {
     "two splits": (f"{ROWS}A/1.png,A,p1,test\n", "!row 4: .*split", ""),
     "a comma more": (f"{ROWS}A/2.png,A,p1,train,x\n", "!row 4 has 5 values, the header 4", ""),
     "a comma less": (f"{ROWS}A/2.png,A,p1\n", "!row 4 lacks a value of part", ""),
-    "NaN": (f"{ROWS}A/2.png,A,NaN,train\n", "!row 4 lacks a value of who", ""),
+    "NaN": (f"{ROWS}A/2.png,A,NaN,train\n", "!row 4 has no user: who 'NaN' means missing", ""),
     "no label": (f"{ROWS}A/2.png, ,p1,train\n", "!row 4 lacks a value of label", ""),
     "a split of no name": (f"{ROWS}A/2.png,A,p1,fold3\n", "!row 4: split 'fold3' is not train", ""),
     "no file": (f"{ROWS}A/77.png,A,p1,train\n", "!row 4: no file A/77.png", ""),
@@ -529,6 +529,7 @@ NUMBERS = {  # values of a table with semicolons -> labels, or "!" and the error
     "841 1234.567 1.234": "841 1234.567 1.234",
     "5,5 1.234": "!'1.234' may have",
     "1.5 1,234": "!'1,234' may have",
+    "1,2 1.3 1,4": "!t.csv: decimal commas and points are mixed, '1,2' and '1.3': write all alike$",
     "1e3 .5 1.234": "1e3 .5 1.234",
     "1.234.567 7": "1.234.567 7",  # refused with the labels
 }

@@ -333,6 +333,8 @@ def _in_rows(
                 if (not x and not may_be_blank if field == "label" else is_missing(x))
             ]
             if lacks:
+                if field == "user" and any(texts[x] for x in indices["user"]):
+                    raise DataError(f"{location} {_no_user(lines, indices['user'], number)}")
                 blanks = "; --map=:0 makes zeros of blanks" * (field == "label" and len(names) > 1)
                 raise DataError(f"{location} lacks a value of {short_list(lacks)}{blanks}")
         if len(values["label"]) > 1:  # zeros and ones as JSON, Parquet and pandas write them
@@ -345,6 +347,25 @@ def _in_rows(
         file, split = find(example.file, location), split_name(example.split)
         examples.append(example._replace(file=file, split=split))
     return examples
+
+
+def _no_user(lines: rows.Rows, indices: list[int], number: int) -> str:
+    """Says that the user of a row is written, but means missing, and of how many rows."""
+
+    def wrong(row: Sequence[object]) -> list[str]:
+        cells = [(i, row[i]) for i in indices if i < len(row) and rows.text(row[i])]
+        return [f"{lines.header[i]} {rows.text(x)[:80]!r}" for i, x in cells if _is_nobody(x)]
+
+    row, num = lines.values[number - lines.first], sum(any(wrong(x)) for x in lines.values)
+    means = f"{wrong(row)[0]} means missing (docs/users.md), in {plural(num, 'row')}"
+    return f"has no user: {means}: leave them out or name the person"
+
+
+def _is_nobody(value: object) -> bool:
+    try:
+        return not user_id(value)
+    except InputError:
+        return False
 
 
 def _users(row: Sequence[object], indices: list[int], location: str) -> list[str]:
@@ -363,11 +384,11 @@ def _with_points(
 ) -> list[Example]:
     """Returns the examples with decimal points in place of decimal commas.
 
-    Raises DataError if a mark may separate thousands. Only texts are doubtful, not the numbers of
-    JSON and Parquet, whose rows are `typed`. Points may separate thousands, if no number shows that
-    they do not, in three kinds of tables: those whose values are separated by semicolons, as where
-    the comma is the decimal mark, those with a decimal comma, and other texts with whole numbers,
-    because next to 41.480 with fixed digits 841 is 841.000.
+    Raises DataError if a mark may separate thousands, or if both marks occur. Only texts are
+    doubtful, not the numbers of JSON and Parquet, whose rows are `typed`. Points may separate
+    thousands, if no number shows that they do not, in three kinds of tables: those whose values are
+    separated by semicolons, as where the comma is the decimal mark, those with a decimal comma, and
+    other texts with whole numbers, because next to 41.480 with fixed digits 841 is 841.000.
     """
     labels = {x.label for x in examples if x.row not in typed}
     commas = {x for x in labels if rows.decimal(x) != x}
@@ -385,6 +406,10 @@ def _with_points(
                 f"{table}: {example.place}: {example.label!r} may have decimals or thousands: "
                 f"write {point}0 or {whole}"
             )
+    marks = {x for x in points if re.fullmatch(r"[+-]?\d*\.\d*", x)}
+    if commas and marks:
+        both = f"{min(commas)!r} and {min(marks)!r}"
+        raise DataError(f"{table}: decimal commas and points are mixed, {both}: write all alike")
     return [x._replace(label=rows.decimal(x.label)) for x in examples]
 
 
