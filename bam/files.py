@@ -112,7 +112,8 @@ def write_atomically(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     # A file that a crash left would keep its permissions, which may be wider than `mode`.
     partial.unlink(missing_ok=True)
     try:
-        with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        opener = lambda name, flags: os.open(name, flags, mode)  # noqa: E731
+        with naming(path), open(partial, "xb", opener=opener) as file:
             yield file
             to_disk(file)
         partial.replace(path)
@@ -120,6 +121,17 @@ def write_atomically(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
         partial.unlink(missing_ok=True)
         raise
     _sync(path.parent)  # the folder holds the name
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Names the file that is written in the error of a full disk, which names none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.filename:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
 
 
 def replace(partial: Path, path: Path) -> None:

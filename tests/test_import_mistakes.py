@@ -1,11 +1,14 @@
 """A line of `bam data import` on a mistake names it, and says what to do next."""
 
+import errno
 import re
+import shlex
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from bam import files
 from bam.cli import data
 from bam.data.common import DataError
 from bam.images import listing
@@ -100,6 +103,8 @@ def test_many_files_that_cannot_be_read_for_one_reason_are_one_line(tmp_path):
     assert len(lines) == 2 and "axis.npy" in lines[1]
     assert lines[0].startswith("left out: 40 files, as a/broken_00.png (")
     assert lines[0].endswith("manifest.json lists all")
+    share = "NOT PRIVATE: 72% of the images cannot be read: see why before you train\n"  # 41 of 57
+    assert share in done.stdout
     assert all(f"broken_{x:02d}.png" in (out / "manifest.json").read_text() for x in range(40))
 
 
@@ -145,3 +150,32 @@ def test_an_id_that_means_missing_is_named_with_the_number_of_its_rows(folder, w
     refused(why + "leave them out or name", listing.in_table, folder, path, columns, kind=DataError)
     table(folder, "file,label,pid", "ISIC_0,a,")  # the control: nothing is written there
     refused("row 2 lacks a value of pid$", listing.in_table, folder, path, columns, kind=DataError)
+
+
+def test_a_folder_that_the_table_names_is_found_above(folder):
+    path = table(folder, "file,label", "images/part_1/ISIC_0.png,a")
+    columns = {"file": "file", "label": "label"}
+    message = f"row 2: no file images/part_1/.*; it lies in {folder.parent}: import that folder$"
+    table_inside = path.rename(folder / "table.csv")
+    refused(message, listing.in_table, folder, table_inside, columns, kind=DataError)
+
+
+@pytest.mark.parametrize("name", ["image_id", "Image Index", "Path", "filename"])
+def test_a_column_that_may_name_the_files_is_offered(folder, name):
+    message = f"no column file among lesion, {name}, label: give --file_column={shlex.quote(name)}$"
+    refused(message, in_table, folder, [f"lesion,{name},label", "1,ISIC_0,a"], kind=DataError)
+    refused("no column file among x, label$", in_table, folder, ["x,label", "1,a"], kind=DataError)
+
+
+def test_a_full_disk_is_said_with_the_name_of_the_file(tmp_path):
+    path = tmp_path / "x.json"
+
+    def fill(number):
+        with files.write_atomically(path):
+            raise OSError(number, "text")
+
+    with pytest.raises(OSError, match=re.escape(f"No space left on device: '{path}'")):
+        fill(errno.ENOSPC)
+    with pytest.raises(OSError, match=r"\] text$"):  # the control
+        fill(errno.EIO)
+    assert not list(tmp_path.iterdir())

@@ -92,6 +92,20 @@ FOLDERS = {
         + "B/e\u0301.png B/\u00e9_MASK.png ".encode().decode("latin-1") + "B/_mask.png", {},
         "A 4, B 4",
         "ignored: 2 masks, as A/1.2_mask.png"),
+    "masks in another language": ("A/1.png A/1_Maske.png A/2.png A/2_Maske.png B/3.png "
+        "B/3-maske.png B/4.png B/4_Maske.png B/4_left.png", {}, "!4 files are named like another "
+        "and one more word, as A/1_Maske.png: are they masks. Remove them, or .* with --masks", ""),
+    "masks in another language, used": ("A/1.png A/1_Maske.png A/2.png A/2_Maske.png B/3.png "
+        "B/3_Maske.png B/4.png B/4_Maske.png", {"use_masks": True}, "A 4, B 4", ""),
+    "a word behind half of the names": ("A/1.png A/1_left.png A/2.png A/2_left.png B/3.png "
+        "B/3_left.png B/4.png B/5.png B/6.png", {}, "A 4, B 5", ""),
+    "a word behind all names": (TWO.replace(".png", "_left.png"), {}, "A 2, B 2", ""),
+    "numbers behind all names": ("A/1.png A/1_2.png A/3.png A/3_2.png B/1.png B/1_2.png", {},
+        "A 4, B 2", ""),
+    "a level too many below the splits": (split("train/images") + split("test/images"), {},
+        "!one folder below each split, as test/images, which would be the only class", ""),
+    "a level that says images": ("A/images/1.png A/images/2.png B/images/1.png B/images/2.png", {},
+        "A 2, B 2", ""),
     "masks that are images": (TWO + "A/1_mask.png", {"use_masks": True}, "A 3, B 2", ""),
     "a folder of masks": (TWO + "masks/1.png masks/2.png", {}, "!masks may be masks, not a class: "
         "make FOLDER/CLASS/… of the images, .* add --classes=A,B,masks$", ""),

@@ -29,6 +29,7 @@ VERBS = ("import", "show")
 # Kind of labels -> loss; "": the loss of the config.
 LOSSES = {"class": "", "several": "binary", "number": "squared_error"}
 MOST_LINES = 5  # about files that are left out for one reason
+MOST_LEFT_OUT = 0.1  # share of the images without a line about it
 GROUP_SIZE = 4  # images of a user, in the printed command
 
 
@@ -189,6 +190,8 @@ def _import(flags: FlagValues, folder: Path, log: Callable[..., None]) -> None:
         )
     log(*_lost(manifest), *_unused_lines(examples, options, manifest))
     log(*_left_out(manifest["left_out"], f"; {out / importing.MANIFEST} lists all"))
+    if (share := len(manifest["left_out"]) / len(examples)) > MOST_LEFT_OUT:
+        log(f"NOT PRIVATE: {share:.0%} of the images cannot be read: see why before you train")
     train, test = (manifest["num_examples"][split] for split in listing.SPLITS)
     log(
         f"{plural(listed.num_images, 'image')}: {train:,} to train, {test:,} to test, "

@@ -484,7 +484,8 @@ def write(pngs: Sequence[bytes], examples: Sequence[Example], path: Path, option
     partial.unlink(missing_ok=True)
     # Small row groups, because a streamed data set reads the whole group of each image.
     group_size = max(1, ROW_GROUP // math.prod(options.preprocessing.shape))
-    with open(partial, "xb", opener=lambda name, flags: os.open(name, flags, PRIVATE)) as file:
+    opener = lambda name, flags: os.open(name, flags, PRIVATE)  # noqa: E731
+    with files.naming(path), open(partial, "xb", opener=opener) as file:
         pq.write_table(
             pa.table(columns, metadata=metadata), file, compression="none",
             row_group_size=group_size, use_dictionary=["label", "user"],

@@ -3,6 +3,7 @@
 import collections
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -11,7 +12,7 @@ from bam.data.common import DataError
 from bam.errors import InputError
 from bam.images import masks, rows
 from bam.privacy.user_ids import is_missing, read_id, user_id
-from bam.text import plural, short_list
+from bam.text import one_line, plural, short_list, visible
 
 SUFFIXES = (  # from .dcm on they need packages of extras
     ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".jp2",
@@ -147,11 +148,12 @@ def in_class_folders(
         log(f"ignored: {also}")
     if not use_masks:
         _check_words(folder, examples, named, log)
+        _check_partners(folder, examples)
     classes = [x for x in below if len(x) >= depth and (depth == 1 or split_name(x[0]))]
     labels = sorted({x[depth - 1] for x in classes})
     least = 1 if split == "test" else 2
     _check_classes(folder, Counts(x.label for x in examples), labels, least, also, log)
-    if nested and not users:
+    if nested and not users and not {x.casefold() for x in nested} <= masks.IMAGES:
         log(
             f"NOT PRIVATE: images of the classes {short_list(labels)} lie in {len(nested):,} "
             f"subfolder{'s' * (len(nested) > 1)}. If each of these is a person, add "
@@ -236,7 +238,7 @@ def in_table(
         lines = rows.read(path, names, log)
         if len(lines.values) + len(examples) > limit:
             raise DataError(f"{path}: more than {limit:,} rows")
-        present = _present(columns, lines.header, may_lack)
+        present = _present(path, columns, lines.header, may_lack)
         find = _finder(folder, path, images)
         new = _in_rows(folder, path, lines, present, find, may_be_blank)
         if not new:
@@ -286,14 +288,22 @@ def _tables(folder: Path, table: Path) -> list[tuple[Path, str]]:
     return [(x, split_of(x)) for x in [*single, in_splits or [table]][0]]
 
 
-def _present(columns: dict[str, str], header: list[str], may_lack: str) -> dict[str, str]:
+def _present(
+    table: Path, columns: dict[str, str], header: list[str], may_lack: str
+) -> dict[str, str]:
     """`columns` for this header: without `may_lack` if the header lacks it.
 
-    A table of Hugging Face or COCO may name files in `file_name` instead of `file`.
+    A table of Hugging Face or COCO may name files in `file_name` instead of `file`. DataError, with
+    a remedy, if another column may name them.
     """
     names = {x.casefold() for x in header}
     if columns["file"] == "file" and "file" not in names and "file_name" in names:
         columns = columns | {"file": "file_name"}
+    of_files = [x for x in header if re.search(r"(^|[\W_])(image|img|file|path)", x, re.I)]
+    if columns["file"] == "file" and "file" not in names and of_files:
+        seen = one_line(short_list(header))[:300]
+        advice = f"give --file_column={shlex.quote(visible(of_files[0]))}"
+        raise DataError(f"{table}: no column file among {seen}: {advice}")
     if may_lack.casefold() in names:
         return columns
     return {field: name for field, name in columns.items() if name != may_lack}
@@ -449,6 +459,14 @@ def _check_level(folder: Path, images: list[Path], below: list[tuple[str, ...]])
             f"{folder} mixes split folders ({short_list(splits)}) with others "
             f"({short_list(classes)}): move the classes into the split folders, and rename a "
             "class that is called like a split"
+        )
+    second, third = ({x[level] for x in below if len(x) > level} for level in (1, 2))
+    are_below = all(len(x.relative_to(folder).parts) > 3 for x in images)
+    if splits and len(second) == 1 < len(third) and images and are_below:
+        level = f"{splits[0]}/{min(second)}"
+        raise DataError(
+            f"{folder}: all images lie in one folder below each split, as {level}, which would "
+            "be the only class: move the folders in it up one level"
         )
     while len(inside) == 1 and not splits:
         inner += 1
@@ -631,6 +649,17 @@ def _check_words(
             )
 
 
+def _check_partners(folder: Path, examples: Sequence[Example]) -> None:
+    """DataError if most images have another of their name and one common word, as `x_lesion`."""
+    files = {(str(Path(x.file).parent), _stem(Path(x.file))): x.file for x in examples}
+    if partners := masks.with_partners(files):
+        raise DataError(
+            f"{folder}: {len(partners):,} files are named like another and one more word, as "
+            f"{files[partners[0]]}: are they masks? Remove them, or import them as images with "
+            "--masks"
+        )
+
+
 def _names(folder: Path, path: Path) -> tuple[str, ...]:
     """The names of the folders from `folder` down to `path`, in composed characters."""
     return tuple(map(rows.normal, path.relative_to(folder).parts))
@@ -725,6 +754,8 @@ def _finder(folder: Path, table: Path, images: Sequence[Path]) -> Callable[[str,
         if len(meant) == 1:
             return meant[0]
         choices = f"; several could be meant: {short_list(meant)}" if meant else ""
+        if any(os.path.isfile(os.path.join(os.path.dirname(top), x)) for x in spelled):
+            choices = f"; it lies in {os.path.dirname(top)}: import that folder"
         raise DataError(f"{location}: no file {text[:200]} in {folder}{choices}")
 
     return find

@@ -22,11 +22,12 @@ _FOLDER = re.compile(
     r"(?:[\W_](?:png|jpe?g|tiff?|bmp|gif|nii))?",
     re.S,
 )
-_IMAGES = {
+IMAGES = {
     "image", "images", "img", "imgs", "imagestr", "imagests", "jpegimages", "original",
     "originals", "photos", "photographs", "pictures", "scans",
 }  # fmt: skip
 _VOLUMES = (".nii", ".nii.gz")
+LEAST_PARTNERS = 3  # images that are named like another and one word
 
 
 def beside_images(images: Sequence[tuple[Path, str, str]]) -> dict[Path, list[list[Path]]]:
@@ -56,6 +57,25 @@ def beside_images(images: Sequence[tuple[Path, str, str]]) -> dict[Path, list[li
         if any(of_images):
             masks[path] = of_images
     return masks
+
+
+def with_partners(stems: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns the names that are another's name and one common word, if most names have such one.
+
+    With `x_lesion` beside nine in ten `x`, all `_lesion` may be masks, in whatever language.
+
+    Args:
+      stems: the folder and the name, without its suffix and in lower case, of each image.
+    """
+    names, words = set(stems), collections.defaultdict[str, list[tuple[str, str]]](list)
+    for place, stem in names:
+        match = re.fullmatch(r"(.+?)[\W_]+([^\W\d_]+)", stem, re.S)
+        if match and (place, match[1]) in names:
+            words[match[2]].append((place, stem))
+    num_others = len(names) - sum(map(len, words.values()))
+    most = max(words.values(), key=lambda x: (len(x), min(x)), default=[])
+    is_common = len(most) >= LEAST_PARTNERS and 10 * len(most) >= 9 * num_others
+    return sorted(most) if is_common else []
 
 
 def has_word(stem: str) -> bool:
@@ -148,7 +168,7 @@ def folders(
     for place in sorted(x for x in candidates - result if x[-1] not in named):
         level = [x for x in images if len(x) >= depth and x[: depth - 1] == place[:-1]]
         siblings = {x[depth - 1] for x in level}
-        beside = sorted(x for x in siblings if x.casefold() in _IMAGES)
+        beside = sorted(x for x in siblings if x.casefold() in IMAGES)
         inside = [x for x in level if x[:depth] == place]
         below = {x[depth] for x in inside if len(x) > depth}
         if all(len(x) > depth for x in inside) and (beside or below <= siblings):
@@ -173,7 +193,7 @@ def in_folders(images: Sequence[tuple[Path, tuple[str, ...]]]) -> dict[Path, lis
     inside = collections.defaultdict[tuple[str, ...], list[Path]](list)  # parent of `images` -> all
     for path, names in images:
         for number, name in enumerate(names):
-            if name.casefold() in _IMAGES:
+            if name.casefold() in IMAGES:
                 inside[names[:number]].append(path)
     masks = dict[Path, list[list[Path]]]()
     for path, names in images:
