@@ -472,6 +472,7 @@ def test_the_command_writes_a_table_and_says_what_it_could_not_read(folder, test
     run = ("bam", "predict", f"--release={folder / 'release'}")
     done = run_command(*run, str(test_files), f"--out={out}", "--top=2")
     assert done.returncode == 0, done.stderr
+    assert out.stat().st_mode & 0o777 == 0o600  # for its owner alone
     accuracy = summary_of(folder)["test_accuracy"]
     assert f"accuracy {accuracy:.2%}" in done.stderr and "NOT PRIVATE" in done.stderr
     rows = list(csv.DictReader(io.StringIO(out.read_text(), newline="")))

@@ -4,6 +4,7 @@ import html
 import importlib.util
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -273,6 +274,12 @@ def test_the_command_writes_the_page_and_says_in_one_line_what_is_no_run(run, tm
     done = run_command("bam", "report", f"--workdir={run}", "--public", f"--out={tmp_path}/p.html")
     assert (done.returncode, done.stderr) == (0, "") and "may be passed on" in done.stdout
     assert "NOT PRIVATE" not in (tmp_path / "p.html").read_text(encoding="utf-8")
+    done = run_command("bam", "report", f"--workdir={run}", f"--out={tmp_path}/private.html")
+    assert done.returncode == 0 and "private page: do not pass it on" in done.stdout
+    assert (tmp_path / "private.html").stat().st_mode & 0o777 == 0o600  # for its owner alone
+    umask = os.umask(0)
+    os.umask(umask)
+    assert (tmp_path / "p.html").stat().st_mode & 0o777 == 0o666 & ~umask  # the control
     nothing = run_command("bam", "report", f"--workdir={tmp_path}")
     assert nothing.returncode == 2 and nothing.stderr.count("\n") == 1
     assert "has no config.json" in nothing.stderr

@@ -134,7 +134,7 @@ def _write(out: str, rows: Sequence[Sequence[str]], kind: str) -> None:
     text = json.dumps(_records(rows), indent=1) + "\n" if is_json else csv_text(rows)
     content = text.encode(errors="backslashreplace")  # file names need not be UTF-8
     if out:
-        files.write_bytes(Path(out), content)
+        files.write_bytes(Path(out), content, mode=0o600)  # names of files may be of patients
         screen.say(f"{plural(len(rows) - 1, 'image')} in {out}")
     else:
         sys.stdout.buffer.write(content)

@@ -30,7 +30,8 @@ def report(flags: FlagValues) -> None:
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         raise InputError(f"the records in {workdir} are damaged: {error!r}") from None
     files.check_writable(str(out))
-    files.write_text(out, text)
+    may_be_public = run.private and public
+    files.write_text(out, text, 0o666 if may_be_public else 0o600)
     makes = " (--public makes one that you may)" * (run.private and not public)
     advice = f"private page: do not pass it on{makes}"
-    screen.say(f"{out}: {'may be passed on' if run.private and public else advice}")
+    screen.say(f"{out}: {'may be passed on' if may_be_public else advice}")
