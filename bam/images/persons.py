@@ -19,7 +19,9 @@ _DATE = r"(?:19|20)\d\d(?:[\W_]?\d\d[\W_]?\d\d)?|\d\d[\W_]?\d\d[\W_]?(?:19|20)\d
 _NAME_OF_PERSON = re.compile(
     r".*\^.*"  # as DICOM writes names
     r"|(?!(?:19|20)\d\d$)\d{3,}"
-    r"|(?:patients?|pat|pt|pid|persons?|subjects?|subj|sub|cases?|id|p)[\W_]*\d+"
+    r"|(?:patients?|pat|pt|pid|participants?|probands?|persons?|subjects?|subj|sub|cases?|fall|id|p)"
+    r"[\W_]*\d+"
+    r"|sub-\w+"  # as BIDS names folders
     r"|(?!n\d{8}$|(?:class|classe|klasse|label|category|type|grade|grad|stage|level|group)[\W_]?\d)"
     r"[^\W\d_]+[\W_]?\d{3,}"
     rf"|[^\W\d_]+(?:[\W_]+[^\W\d_]+)+[\W_]+(?:{_DATE})",  # Mueller_Hans_1950
