@@ -44,11 +44,14 @@ def see(flags: FlagValues, arguments: Sequence[str]) -> None:
     paths: Sequence[str] = arguments
     if list(arguments) == ["-"]:  # bytes, because names need not be UTF-8
         paths = os.fsdecode(sys.stdin.buffer.read()).replace("\r\n", "\n").split("\n")
-    images = predict.images_of([files.user_path(x) for x in filter(None, paths)])
+    bare = list[Path]()
+    images = predict.images_of([files.user_path(x) for x in filter(None, paths)], bare.append)
     if not images:
         raise InputError("standard input has no file name: write one name a line")
     files.check_writable(flags.out)
     jax_setup.use_compilation_cache()
+    if bare := sorted({*bare} - images.keys()):
+        _say(f"ignored: {len(bare):,} without a suffix, as {bare[0]}: name such files one by one")
     _warn(metadata, preprocessing, [*images])
     empty, workers = list[Path](), os.cpu_count() or 1
     # Standard output has the rows, unless they go to a file.
@@ -89,6 +92,14 @@ def _warn(metadata: JsonObject, preprocessing: Preprocessing, images: Sequence[P
         size = " × ".join(map(str, preprocessing.shape))
         _say(f"warning: the release records only the size of its images, {size}")
     try:
+        types = {x: kind for x in images if (kind := pixels.dicom_type(x))}
+        if types:
+            first, num = next(iter(types)), plural(len(types), "DICOM file")
+            kinds = ", ".join(sorted({*types.values()}))
+            _say(
+                f"warning: {num} of kinds that bam data import leaves out ({kinds}), as {first}: "
+                "their predictions may mean nothing"
+            )
         if num := pixels.check_ranges(images, preprocessing):
             _say(f"{have(num, 'file')} several frames or pages: the first is used")
     except pixels.WindowError as error:  # only a warning: a picture may be dark

@@ -106,7 +106,7 @@ def in_class_folders(
       DataError: for folders that cannot be classes, and for a class with fewer than two images
         (without any, if `split` is "test"): its only image would be known to be in training.
     """
-    all_images, folders, ignored, again = tree(folder)
+    all_images, folders, ignored, _, again = tree(folder)
     below = [_names(folder, x) for x in folders]
     depth = 2 if any(split_name(x[0]) for x in below) else 1
     images, unused = all_images, Counts()
@@ -229,7 +229,7 @@ def in_table(
       DataError: for a column or a file that does not exist, a row that lacks a value, and a file in
         two rows that differ. A file in equal rows counts once.
     """
-    images, _, ignored, _ = tree(folder)
+    images, _, ignored, *_ = tree(folder)
     examples, tables = list[Example](), _tables(folder, table)
     top = os.path.realpath(folder)
     inside = [x for x, _ in tables if Path(os.path.realpath(x)).is_relative_to(top)]
@@ -769,12 +769,14 @@ class Tree(NamedTuple):
         reports its name.
       folders: each once, however many links lead to it.
       ignored: reason or suffix -> number of other files.
+      bare: those of them without a suffix.
       again: a link to a folder that another path reached before -> that path.
     """
 
     images: list[Path]
     folders: list[Path]
     ignored: Counts
+    bare: list[Path]
     again: dict[Path, Path]
 
 
@@ -783,7 +785,7 @@ def tree(folder: Path) -> Tree:
     if not folder.is_dir():
         is_file = f"a file, not a folder: {_for_file(folder)}"
         raise DataError(f"{folder}: {is_file if folder.is_file() else 'no such folder'}")
-    listed = Tree([], [], Counts(), {})
+    listed = Tree([], [], Counts(), [], {})
     top = Path(os.path.realpath(folder))
     walked = {str(x): folder for x in (top, *top.parents)}
     # Links are walked last, because a folder has its own name, not that of a link to it.
@@ -820,7 +822,10 @@ def tree(folder: Path) -> Tree:
             elif suffix_of(path.name) in SUFFIXES or not os.path.exists(path):
                 listed.images.append(path)
             else:
-                listed.ignored[suffix_of(path.name)] += 1
+                suffix = suffix_of(path.name)
+                listed.ignored[suffix] += 1
+                if suffix == "no suffix":
+                    listed.bare.append(path)
         else:
             stack.pop()
     listed.images.sort()

@@ -31,21 +31,30 @@ SHARE = 4  # the network may use a quarter of the machine's memory; other progra
 Outputs: TypeAlias = Float[np.ndarray, " classes"] | DataError
 
 
-def images_of(paths: Sequence[Path]) -> dict[Path, str]:
+def images_of(
+    paths: Sequence[Path], on_bare: Callable[[Path], None] = lambda file: None
+) -> dict[Path, str]:
     """Image file -> name of its class folder, for the files and all images in the folders.
 
+    `on_bare` is called with each file of a folder that is left out because it has no suffix.
     DataError for a path that does not exist, or a folder without images.
     """
     images: dict[Path, str] = {}
     for path in paths:
         if not (path.is_dir() or path.is_file()):
             raise DataError(f"{path}: no such file or folder")
-        files = sorted(listing.tree(path).images) if path.is_dir() else [path]
+        if path.is_dir():
+            found = listing.tree(path)
+            files, bare = sorted(found.images), found.bare
+        else:
+            files, bare = [path], []
         if not files:
             raise DataError(
                 f"{path}: no images in this folder ({', '.join(listing.SUFFIXES)}): name files "
                 "without such a suffix one by one"
             )
+        for file in bare:
+            on_bare(file)
         images |= {file: _class_folder(file.relative_to(path).parts[:-1]) for file in files}
     return images
 
