@@ -10,6 +10,9 @@ from bam.cli import command, screen
 from bam.errors import InputError
 from bam.release import export as release
 from bam.release.notes import FORM
+from bam.text import short_list
+
+MOST_LISTED = 10  # names of classes
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,3 +45,6 @@ def export(flags: FlagValues) -> None:
         )
     names = release.FILES + flags.stablehlo * ("model.stablehlo",)
     screen.say(f"{', '.join(names)} in {flags.out}; read PRIVACY.md before you pass it on")
+    if classes := files.read_json(files.user_path(flags.out) / "model.json")["classes"]:
+        named = short_list(classes, MOST_LISTED)
+        screen.say(f"names of the classes, public with the model: {named}")
