@@ -334,6 +334,20 @@ def test_logits_of_a_png_are_those_of_the_package_that_the_weights_are_from(netw
     np.testing.assert_allclose(wrong, reference_logits(name, picture, mean=0.5), atol=1e-4)
 
 
+def test_positions_of_another_size_are_a_warning_without_a_file_beside_the_weights(tmp_path):
+    def plan_for(side):
+        network = models.as_functions(models.create("vit_ti16", 10, 1), (side, side, 3))
+        like = jax.eval_shape(network.init, jax.random.key(0))
+        file = tmp_path / f"{side}.safetensors"
+        finetune.save(jax.tree.map(lambda x: jnp.full(x.shape, 0.01, x.dtype), like), file)
+        settings = {"model.name": "vit_ti16", "init_fresh": "^head"}
+        return run_lines.describe(fine_tuned(file, np.zeros((4, 32, 32, 3), np.uint8), **settings))
+
+    warning = "warning: these weights expect images of 224 × 224, and yours are 32 × 32, a grid of "
+    assert warning + "2 × 2 patches: " in plan_for(224)
+    assert "warning" not in plan_for(32)  # the control
+
+
 @pytest.mark.parametrize(
     ("changes", "unused", "warning"),
     [

@@ -66,7 +66,8 @@ def preprocessing(trainer: loop.Trainer) -> list[str]:
     if config.features.name:  # a backbone resizes the images, too
         return [f"images are normalised for these weights: {expected}"]
     sides = trainer.listing.train.images.shape[-3:-1]
-    size = expected.size or sides
+    is_vit = ":" not in config.model.name and config.model.name.startswith("vit_")
+    size = expected.size or (is_vit and trainer.weights.size) or sides
     unused = [*([times(size)] if size != sides else []), *filter(None, [expected.interpolation])]
     used = expected._replace(size=None, interpolation="")
     line = f"images are normalised for these weights: {used}"
@@ -74,7 +75,6 @@ def preprocessing(trainer: loop.Trainer) -> list[str]:
         line += f"; not used, because images stay as they are: {', '.join(unused)}"
     if size == sides:
         return [line]
-    is_vit = ":" not in config.model.name and config.model.name.startswith("vit_")
     grid = f", a grid of {times([x // PATCH for x in sides])} patches" if is_vit else ""
     remedy = (
         f"import them again with --size={'x'.join(map(str, size))}"

@@ -40,10 +40,12 @@ class Weights(NamedTuple):
     Attributes:
       arrays: name -> array, for the parameters that do not begin at random.
       digest: SHA-256 of the file, in hexadecimal digits; "" without a file.
+      size: height and width of the images that a ViT's positions in the file are for, or None.
     """
 
     arrays: Mapping[str, np.ndarray]
     digest: str
+    size: tuple[int, int] | None = None
 
 
 def split(params: PyTree, trainable: str) -> tuple[PyTree, PyTree]:
@@ -114,6 +116,7 @@ def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] =
     if init_fresh:
         fresh = _match("init_fresh", init_fresh, needed) | _match("", init_fresh, arrays)
         needed, arrays = ({k: x for k, x in d.items() if k not in fresh} for d in (needed, arrays))
+    size = pretrained.size_of(arrays)
     arrays = pretrained.adapt(arrays, needed, shape)
     common = sorted(needed.keys() & arrays.keys())
     kind = lambda x: f"{np.dtype(x.dtype).name}{list(x.shape)}"  # noqa: E731
@@ -148,7 +151,7 @@ def load(init_from: str, init_fresh: str, like: PyTree, shape: tuple[int, ...] =
         )
     if wrong := [x for x in common if not np.all(np.isfinite(arrays[x]))]:
         raise InputError(f"{path} has NaN or infinity in {_in_line(wrong)}")
-    return Weights(arrays, _sha256(content))
+    return Weights(arrays, _sha256(content), size)
 
 
 def digest(weights: str | None) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from bam.errors import InputError
 from bam.extras import needs
+from bam.models.vision_transformer import PATCH
 
 with needs("train"):
     import safetensors
@@ -134,6 +135,21 @@ def adapt(
             value = value.reshape(-1, 3, value.shape[-1]).sum(axis=1)
         weights[name] = value
     return weights
+
+
+def size_of(arrays: Mapping[str, np.ndarray]) -> tuple[int, int] | None:
+    """Returns height and width of the images that the positions of a ViT are for.
+
+    None for weights without positions, and for positions on another grid than a square.
+
+    Examples:
+      >>> size_of({"position": np.zeros((1, 1 + 14 * 14, 8))})
+      (224, 224)
+    """
+    position = arrays.get("position")
+    num_patches = 0 if position is None or position.ndim != 3 else position.shape[1] - 1
+    side = math.isqrt(max(0, num_patches))
+    return (side * PATCH, side * PATCH) if 0 < side**2 == num_patches else None
 
 
 def _interpolate(position: np.ndarray, num_patches: int, height: int, width: int) -> np.ndarray:
