@@ -103,6 +103,16 @@ def test_the_training_split_has_a_row_for_each_user_and_marks_empty_places():
 # The gradient of a user.
 
 
+def test_a_run_says_how_many_images_of_users_it_leaves_out():
+    data, said = IMAGES._replace(users=IDS), []
+    loop.build(config_of(size=3), data, log=said.append)
+    line = "at most 3 images of each user are used; 4 of 12 are not (NOT PRIVATE)"
+    assert line in said  # 4 of the 7 of user 7
+    said.clear()
+    loop.build(config_of(size=7), data, log=said.append)  # the control
+    assert not [x for x in said if "at most" in x]
+
+
 def test_with_one_example_each_a_run_is_the_ordinary_run_to_the_bit():
     views = {"augment.views": 3, "augment.shift": 1}
     ordinary = loop.build(config_of("bam_sam", 0, **views), IMAGES)

@@ -21,7 +21,7 @@ from bam.data.datasets import Dataset
 from bam.data.stream import select
 from bam.errors import InputError
 from bam.privacy.user_ids import number_users
-from bam.text import have
+from bam.text import have, plural
 
 
 def column(folder: Path | None) -> str:
@@ -123,6 +123,21 @@ def group_by_user(dataset: Dataset, size: int) -> Dataset:
     padded_labels = np.where(missing, empty, labels[padded]).astype(labels.dtype)
     train = Split(select(images, padded), padded_labels)
     return dataset._replace(train=train, users=None)
+
+
+def unused_line(dataset: Dataset, size: int) -> str:
+    """Returns a line on the training images that `group_by_user` leaves out, or "" if none."""
+    if dataset.users is None or not size:
+        return ""
+    _, counts = np.unique(number_users(dataset.users), return_counts=True)
+    num_unused = np.maximum(counts - size, 0).sum()
+    if not num_unused:
+        return ""
+    used, are = plural(size, "image"), "is" if size == 1 else "are"
+    return (
+        f"at most {used} of each user {are} used; {num_unused:,} of {counts.sum():,} are not "
+        "(NOT PRIVATE)"
+    )
 
 
 def in_one_row(

@@ -81,6 +81,8 @@ def build(
 
     # Everything is checked and planned from the number, shapes and labels of the data.
     listing, normalisation = by_unit(data)
+    if line := users.unused_line(data, config.dataset.group_size):
+        log(line)
     shape, num_examples = listing.train.images.shape[-3:], _num_examples(config, listing)
     check_microbatch_size(config.microbatch_size, num_examples)
     with waits.awaited(log, "checking the network and the loss", stays=False):
