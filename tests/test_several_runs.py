@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import dp_accounting
 import pytest
@@ -129,6 +130,16 @@ def test_the_command_says_epsilon_alone_together_and_the_sum(plans, tmp_path):
     lines = [line for line in done.stdout.split("\n") if line.startswith("ε = ")]
     assert [line.split()[-1] for line in lines[2:]] == ["together", "sum"], done.stdout
     assert "no two runs had the same seed" in done.stdout
+
+
+def test_a_copy_of_a_plan_is_counted_and_said(plans, tmp_path, capsys):
+    copy = shutil.copy(plans[0] / "plan.json", tmp_path / "copy.json")
+    doubt = "two plans are equal: if they are of one training, name it once\n"
+    privacy.account_for_all([str(plans[0]), str(copy)], None, "")
+    out = capsys.readouterr().out
+    assert doubt in out and out.startswith("Runs on the same data: 2")
+    privacy.account_for_all([str(plans[0])], None, "")  # the control
+    assert doubt not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

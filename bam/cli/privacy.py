@@ -122,6 +122,7 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
         raise InputError(f"--json={json} would overwrite a run's plan: choose another file")
     files.check_writable(json)
     plans = [read_plan(path) for path in paths]
+    num_different = len({path.read_bytes() for path in paths})
     rows: list[JsonObject] = [
         {"plan": name, "epsilon": plan.epsilon, "delta": plan.delta}
         for name, plan in zip(names, plans, strict=True)
@@ -139,6 +140,8 @@ def account_for_all(names: Sequence[str], delta: float | None, json: str) -> Non
     for row in (*rows, together, total):
         epsilon, its_delta = round_up(row["epsilon"], "8.4f"), round_up(row["delta"], "g")
         screen.say(f"ε = {epsilon}   δ = {its_delta}   {row['plan']}")
+    if num_different < len(plans):
+        screen.say("", "two plans are equal: if they are of one training, name it once")
     screen.say(
         "",
         "This holds if nobody can guess the seed of a run, and no two runs had the same seed: with "
