@@ -16,6 +16,8 @@ import safetensors.numpy
 from PIL import Image
 
 from bam import models
+from bam.cli import export as export_command
+from bam.cli import predict as predict_command
 from bam.data import common, datasets
 from bam.data.common import DataError
 from bam.data.preprocessing import Preprocessing
@@ -26,6 +28,7 @@ from bam.text import visible
 from bam.training import loop, summary
 from configs import digits
 from tests.cases import made_once, refused, run_command
+from tests.image_files import dicom
 
 CLASSES = ("disc, large", "square|`\n", "é")  # as CSV, Markdown and terminals do not like them
 SHAPE = (6, 9, 3)
@@ -160,6 +163,13 @@ def test_names_are_those_of_the_manifest_or_the_file(folder, tmp_path, manifest,
         (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     names, made = parquet.describe(tmp_path)
     assert names == classes and (made and Preprocessing.from_json(made).shape) == shape
+
+
+def test_the_command_names_the_classes_that_become_public(folder, tmp_path, capsys):
+    arguments = [f"--workdir={folder / 'run'}", f"--out={tmp_path / 'out'}"]
+    assert export_command.main(arguments) == 0
+    line = "names of the classes, public with the model: disc, large, square|`\\n, é\n"
+    assert capsys.readouterr().out.endswith(line)
 
 
 def test_names_that_are_not_one_for_each_class_are_not_released():
@@ -543,6 +553,40 @@ def test_the_folder_of_a_class_may_lie_in_that_of_a_split(tmp_path, name, label)
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     Image.new("L", (8, 8)).save(tmp_path / name)
     assert predict.images_of([tmp_path]) == {tmp_path / name: label}
+
+
+def test_the_command_names_what_it_leaves_out_and_pictures_that_are_no_scans(
+    tmp_path, release, capsys
+):
+    scan = np.random.default_rng(0).integers(0, 255, (9, 9)).astype(np.uint8)
+    Image.fromarray(scan).save(tmp_path / "s0.png")
+
+    def said(*more):
+        arguments = [f"--release={release}", *map(str, more or [tmp_path])]
+        assert predict_command.main(arguments) == 0
+        return capsys.readouterr()
+
+    def silent(text):
+        return "ignored" not in text and "DICOM" not in text
+
+    assert silent(said().err)  # the control
+    (tmp_path / "IM0001").write_bytes(dicom(scan))
+    assert (
+        "ignored: 1 without a suffix, as " + f"{tmp_path}/IM0001: name such files one by one"
+        in said().err
+    )
+    assert silent(said(tmp_path, tmp_path / "IM0001").err)
+    for name, tags in (
+        ("scout.dcm", {"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}),
+        ("name.dcm", {"BurnedInAnnotation": "YES"}),
+    ):
+        (tmp_path / name).write_bytes(dicom(scan, **tags))
+    done = said()
+    assert (
+        "warning: 2 DICOM files of kinds that bam data import leaves out (localizers, pictures "
+        f"with burnt-in annotation), as {tmp_path}/name.dcm: their predictions may mean nothing"
+    ) in done.err
+    assert done.err.count("DICOM") == 1 and "scout.dcm" in done.out and "name.dcm" in done.out
 
 
 def test_a_release_that_does_not_fit_its_files_says_its_size_and_window(tmp_path, release):
