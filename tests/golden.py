@@ -165,7 +165,7 @@ def own_loop(is_proved=False):
         clip = bam.BoundedTransformation(clip.init, clip.update, 1.0)
     plan = plan_of("own_loop")
     with (
-        mock.patch.object(recorded_plan, "make_plan", lambda **options: plan),
+        mock.patch.object(recorded_plan, "with_epsilon", lambda asked: plan),
         mock.patch.object(provenance, "git_commit", lambda: "1d4e5a"),
         mock.patch.object(provenance, "versions", lambda: VERSIONS),
         mock.patch.object(ledger, "this_process", lambda first, num: PROCESS),
