@@ -94,10 +94,10 @@ def _warn(metadata: JsonObject, preprocessing: Preprocessing, images: Sequence[P
     try:
         types = {x: kind for x in images if (kind := pixels.dicom_type(x))}
         if types:
-            first, num = next(iter(types)), plural(len(types), "DICOM file")
+            first, num_files = next(iter(types)), plural(len(types), "DICOM file")
             kinds = ", ".join(sorted({*types.values()}))
             _say(
-                f"warning: {num} of kinds that bam data import leaves out ({kinds}), as {first}: "
+                f"warning: {num_files} of kinds that bam data import leaves out ({kinds}), as {first}: "
                 "their predictions may mean nothing"
             )
         if num := pixels.check_ranges(images, preprocessing):
