@@ -78,7 +78,10 @@ CONFIGS = {
     },
 }  # fmt: skip
 SUMMARIES = {
-    "example_poisson": {"features_digest": DIGEST, "clip_norm": 1.5, "sensitivity": 1.5},
+    "example_poisson": {
+        "features_digest": DIGEST, "clip_norm": 1.5, "sensitivity": 1.5,
+        "classes": ["benign", "malignant"],
+    },
     "user_poisson": {"init_digest": DIGEST, "num_frozen": 68, "num_params": 15},
     "banded": {
         "processes": [PROCESS | {"first_step": 2}, LATER],  # of step 1 none is recorded

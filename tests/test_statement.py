@@ -129,6 +129,8 @@ def other_fields():
     shares = {"share_clipped": [0.2, 0.1, 0.3], "share_above_0.866": [0.5, 0.4, 0.6]}
     yield fields(quick(golden.plan_of("own_loop")), gradient_norms=shares)
     yield fields(quick(golden.plan_of("own_loop")), num_slots=8)
+    scaled = {"preprocessing": {"target": [50.0, 12.5]}}
+    yield fields(quick(golden.plan_of("own_loop")), notes={"Contact": "me"}, **scaled)
 
 
 def loop_fields(name, is_proved):
@@ -178,7 +180,8 @@ def unused(texts, known):
 # What no golden shows; other tests here do, or those of random allocation.
 UNSEEN = {
     ("not_recorded", None), ("batch_rows", "1/b"), ("bounded", "proved"),
-    ("whose_gradients", "user"), ("clip_norm_from", "not told"),
+    ("whose_gradients", "user"), ("clip_norm_from", "not told"), ("scale_row", "True"),
+    ("not_said", "True"),
     *((name, x) for name in ("but_norms", "norms_row") for x in ("told", "covered")),
     *((name, "PLD_accounting") for name in ("package", "rounding_note", "orders", "lines")),
 }  # fmt: skip
@@ -308,6 +311,47 @@ def test_what_a_run_chose_is_a_field_and_nothing_else_changes(config, summary, c
 def test_what_a_plan_says_is_a_field(name, chosen):
     known = fields(quick(golden.plan_of(name)), golden.CONFIGS[name], **golden.SUMMARIES[name])
     assert {key: known[key] for key in chosen} == chosen
+
+
+def test_names_of_classes_are_listed_up_to_twenty_and_are_code():
+    def row(num):
+        names = [f"[x](https://evil.example) {i}" for i in range(num)]
+        text = statement.text_of(fields(quick(golden.plan_of("own_loop")), classes=names))
+        [line] = [x for x in text.splitlines() if x.startswith("| names of the classes")]
+        return line, [f"`{x}`" for x in names]
+
+    line, names = row(20)
+    assert f"| names of the classes ({', '.join(names)}), and their number |" in line
+    line, names = row(23)
+    assert f"{names[19]} and 3 more in `model.json`)" in line and names[20] not in line
+    assert row(0)[0].startswith("| names of the classes, and their number |")
+
+
+def test_a_classifier_has_no_offset_and_scale_of_labels_among_what_is_public():
+    def text(**summary):
+        return statement.text_of(fields(quick(golden.plan_of("own_loop")), **summary))
+
+    words = ("inputs, the offset and scale of the labels, and all", "| `target` in `preprocessing`")
+    assert not any(x in text() for x in words)
+    scaled = text(preprocessing={"target": [50.0, 12.5]})  # the control
+    assert all(x in " ".join(scaled.split()) for x in words)
+
+
+def test_what_a_publisher_left_open_stands_above_the_answers():
+    notes = {"A": "yes", "B": "", "C": ""}
+    text = statement.text_of(fields(quick(golden.plan_of("own_loop")), notes=notes))
+    above, _, below = text.partition("## What the publisher says")[2].partition("\n### A\n")
+    assert "The publisher has not said: B; C.\n" in above and "    yes\n" in below
+    assert "### B" not in text
+    text = statement.text_of(fields(quick(golden.plan_of("own_loop")), notes={"A": "yes"}))
+    assert "has not said" not in text  # the control
+
+
+def test_the_share_recognised_is_the_best_limit_at_one_in_a_hundred():
+    for name in ("example_poisson", "private_search"):
+        text = " ".join(golden.of(name).split())
+        best = cells(golden.of(name), "1 |")[1]
+        assert f"not in the data recognises at most {best} in 100 examples that were" in text
 
 
 def test_batches_that_divide_the_data_are_a_fact():

@@ -28,6 +28,7 @@ from bam.text import quote
 
 # False positive rates at which the power of the best test is stated.
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.05)
+MOST_NAMED = 20  # classes whose names are listed
 FOLDER = "this folder"  # the release, if `bam export` writes it
 
 
@@ -196,6 +197,7 @@ def fields_of_own_loop(
     return {
         **training_fields(plan, record, own_parts=parts, clip="", **words),
         **fields_of_notes({}),
+        "labels_scaled": True,  # not known here: the caller may have scaled them
         "trained_by": "own loop",
     }
 
@@ -206,11 +208,18 @@ def fields_of_notes(notes: Mapping[str, str]) -> JsonObject:
     Without a form there are no answers.
     """
     answers = [
-        render({"answered": bool(words), "question": question, "words": quote(words)}, "answer")
+        render({"question": question, "words": quote(words)}, "answer")
         for question, words in notes.items()
+        if words
     ]
-    answered = {field: bool(notes.get(question)) for field, question in ANSWERED.items()}
-    return {"has_notes": bool(notes), "answers": "\n\n".join(answers), **answered}
+    unanswered = [question for question, words in notes.items() if not words]
+    return {
+        "has_notes": bool(notes),
+        "answers": "\n\n".join(answers),
+        "all_answered": not unanswered,
+        "unanswered": "; ".join(unanswered),
+        **{field: bool(notes.get(question)) for field, question in ANSWERED.items()},
+    }
 
 
 def parts_of(config: JsonMapping) -> dict[str, str]:
@@ -313,6 +322,7 @@ def _plan_fields(plan: PrivacyPlan) -> JsonObject:
         (f"{100 * x:g}", *(round_claim(100 * f(x)) for f in powers)) for x in FALSE_POSITIVE_RATES
     ]
     fields = {
+        "recognised": round_claim(100 * powers[0](0.01)),
         "unit": plan.unit,
         "group_size": plan.group_size,
         "num_examples": n,
@@ -458,6 +468,9 @@ def fields_on_other_uses(
     preprocessing = summary.get("preprocessing")
     target = preprocessing.get("target") if isinstance(preprocessing, Mapping) else None
     target = target if isinstance(target, list | tuple) else ()
+    recorded = summary.get("classes")
+    names = [f"`{x}`" for x in recorded] if isinstance(recorded, list) else []
+    more = f" and {len(names) - MOST_NAMED} more in `model.json`" * (len(names) > MOST_NAMED)
     origin = config.get("clip_norm_from")  # None: a text that may not be published
     fields = {
         "diagnosed": bool(config["diagnostics"]["every"] or diagnosed),
@@ -469,6 +482,8 @@ def fields_on_other_uses(
         "clip_norm_origin": origin,
         "weighted": "by a setting" if weights else "none",
         "weights": list(weights or ()),
+        "classes_named": bool(names),
+        "class_names": ", ".join(names[:MOST_NAMED]) + more,
         "labels_scaled": bool(target),
         "target_numbers": " and ".join(map(str, target)),
         "init": "at random",
