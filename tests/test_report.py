@@ -84,7 +84,41 @@ def test_what_is_opened_is_closed(run, tmp_path):
 def test_a_chart_is_one_picture_without_names_that_two_would_share():
     drawn = charts.svg(charts.Chart("Share", "step", {"clipped": ([7], [0.25])}, charts.SHARE))
     assert drawn.startswith("<svg") and drawn.rstrip().endswith("</svg>")
-    assert ">clipped</text>" in drawn and ">25%</text>" in drawn and " id=" not in drawn
+    assert ">step</text>" in drawn and ">25%</text>" in drawn and " id=" not in drawn
+
+
+def test_a_chart_of_one_line_needs_no_legend():
+    line = ([0, 10], [0.5, 0.25])
+    names = lambda *labels: re.findall(  # noqa: E731
+        "(?:first|second)(?=<)", charts.svg(charts.Chart("ε", "step", dict.fromkeys(labels, line)))
+    )
+    assert names("first") == [] and names("first", "second") == ["first", "second"]
+
+
+def test_bars_and_the_matrix_tell_names_and_numbers_apart(tmp_path):
+    both = ["Pneumonie beidseitig bakteriell", "Pneumonie beidseitig viral"]
+    figures = {
+        "accuracy": [0.4, 0.2, 0.6],
+        f"recall/{both[0]}": [0.0, 0.0, 0.0],
+        f"recall/{both[1]}": [0.6, 0.5, 0.7],
+        "recall/absent": None,
+    }
+    facts = {"figures": figures, "confusion": [[0, 7, 0], [4, 6, 0], [0, 0, 0]]}
+    facts["intervals_draw"] = {"unit": "example", "number": 17}
+    text = of(write_records(tmp_path / "run", **facts))
+    shown = re.findall(r">([^<>]+)<title>Pneumonie", text)
+    assert len(set(shown)) == 2 and {shown.count(x) for x in shown} == {3}  # bars, two axes
+    assert ">0.0 % (says little)</text>" in text and ">60.0 % (50–70)</text>" in text
+    for mark in ("0", "50", "100 %"):
+        assert f'fill="#555">{mark}</text>' in text
+    matrix = text[text.index("true class (down)") :].partition("</svg>")[0]
+    numbers = re.findall(r'text-anchor="middle"[^>]*>(\d+)<', matrix)
+    assert numbers == ["0", "7", "0", "4", "6", "0"]  # and none of a class without images
+
+
+def test_the_banner_speaks_of_a_seed_if_there_is_one(run, tmp_path):
+    assert "with paths and the seed." in of(write_records(tmp_path / "run", seed=SEED))
+    assert "with paths." in of(run)
 
 
 def test_axes_have_whole_steps_and_short_shares():
@@ -103,7 +137,8 @@ def test_axes_have_whole_steps_and_short_shares():
 
 def test_a_name_is_drawn_letter_by_letter():
     for name in (r"$\frac{$", "$a$", "_hidden", "a\x1b[2J<b>"):
-        chart = charts.Chart(name, name, {name: ([0, 1], [0.5, 0.25])})
+        line = ([0, 1], [0.5, 0.25])
+        chart = charts.Chart(name, name, {name: line, "other": line})
         texts = [html.unescape(x) for x in re.findall(r">([^<>]+)</text>", charts.svg(chart))]
         assert texts.count(name.replace("\x1b", r"\x1b")) + texts.count(f" {name}") == 2, texts
     control = charts.Figure()

@@ -76,7 +76,8 @@ def svg(chart: Chart) -> str:
         axes.yaxis.set_major_formatter(_short(chart.form))
         # Without tick marks: in SVG they refer to ids, which are removed below.
         axes.tick_params(which="both", left=False, bottom=False)
-        axes.legend()
+        if len(chart.lines) > 1:  # above the axes, where it covers no curve
+            figure.legend(loc="outside upper center", ncols=2, frameon=False)
         written = io.StringIO()
         figure.savefig(written, format="svg", metadata={"Date": None})
     # Without ids and the head: a page has several charts, whose equal ids would clash.

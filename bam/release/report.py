@@ -9,7 +9,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +44,25 @@ _TEMPLATES = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters["markdown"] = MarkdownIt("zero").enable(_RULES).render
-_TEMPLATES.filters |= {"rounded": statement.round_claim, "svg": charts.svg}
+
+
+def shorten(names: Iterable[str], most: int = 15) -> dict[str, str]:
+    """Returns each name with a short form, which is cut in the middle and differs from the others.
+
+    Examples:
+      >>> list(shorten(["Pneumonie beidseitig viral", "Pneumonie einseitig viral", "no"]).values())
+      ['Pneumonie bei…1', 'Pneumonie ein…2', 'no']
+    """
+    names = list(names)
+    cut = [x if len(x) <= most else f"{x[: most // 2 - 1]}…{x[-(most // 2 + 1) :]}" for x in names]
+    ends = [f"…{number}" for number in range(1, len(names) + 1)]
+    return {
+        name: short if cut.count(short) == 1 else name[: most - len(end)] + end
+        for name, short, end in zip(names, cut, ends, strict=True)
+    }
+
+
+_TEMPLATES.filters |= {"rounded": statement.round_claim, "svg": charts.svg, "shorten": shorten}
 
 
 def page(run: RunRecords, *, public: bool, made_by: str) -> str:
