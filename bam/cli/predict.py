@@ -97,8 +97,8 @@ def _warn(metadata: JsonObject, preprocessing: Preprocessing, images: Sequence[P
             first, num_files = next(iter(types)), plural(len(types), "DICOM file")
             kinds = ", ".join(sorted({*types.values()}))
             _say(
-                f"warning: {num_files} of kinds that bam data import leaves out ({kinds}), as {first}: "
-                "their predictions may mean nothing"
+                f"warning: {num_files} of kinds that bam data import leaves out ({kinds}), as "
+                f"{first}: their predictions may mean nothing"
             )
         if num := pixels.check_ranges(images, preprocessing):
             _say(f"{have(num, 'file')} several frames or pages: the first is used")
