@@ -10,14 +10,14 @@ install: .venv/installed
 .venv/installed: SIZE := 120 packages, 1.6 GB in all
 .venv/demo: EXTRAS := train,plots
 .venv/demo: SIZE := 56 packages, 0.8 GB in all
-.venv/demo: COMPILE := --no-compile
 .venv/installed .venv/demo: pyproject.toml constraints.txt
 	@echo 'Installing bam and its $(SIZE), in .venv …'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check $(COMPILE) -c constraints.txt -e '.[$(EXTRAS)]'
-# Where PYTHONDONTWRITEBYTECODE is set, every command would otherwise compile what it imports.
-	@if [ -z '$(COMPILE)' ] && [ -e .venv/demo ]; then \
-	  echo 'Compiling the packages that the demo left uncompiled …'; \
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+# By all processors: pip compiles with one. Where PYTHONDONTWRITEBYTECODE is set, every command would
+# otherwise compile what it imports. The demo runs once, so it does without.
+	@if [ $@ = .venv/installed ]; then \
+	  echo 'Compiling the packages …'; \
 	  $(BIN)/python -m compileall -qq -j 0 .venv/lib/python*/site-packages || true; fi
 	touch .venv/demo $@  # dev has all that the demo needs
 

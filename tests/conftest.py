@@ -37,16 +37,16 @@ gc.set_threshold(100_000, 50, 100)  # traces make millions of objects that live:
 
 
 # Whole files that `make test` leaves out: matrices of switches, inputs and settings, examples,
-# imports, releases, predictions, installing, memory and what trains several runs. The guarantee
-# has its tests elsewhere, too.
+# imports, releases, predictions, installing, memory, audits, noise over bands and what trains
+# several runs. The guarantee has its tests elsewhere, too.
 THOROUGH = (
-    *("augment", "backbones", "call_contexts", "compiler", "configs", "conformance_kit"),
+    *("audit", "augment", "backbones", "call_contexts", "compiler", "configs", "conformance_kit"),
     *("data_import", "diagnostics", "examples", "export", "features", "hardware", "importing"),
     *("install", "interpreter", "losses", "memory", "messy_folders", "metrics", "normalisation"),
-    *("packed", "parts", "pixels", "predict", "pretrained", "prior", "private_search"),
+    *("one_run", "packed", "parts", "pixels", "predict", "pretrained", "prior", "private_search"),
     *("processes", "properties", "random_allocation", "recognition", "report", "schedules"),
-    *("scripts", "several_runs", "signals", "stream", "sweep", "symmetries", "timing", "tuning"),
-    *("untrusted_files", "waits"),
+    *("scripts", "several_runs", "signals", "strategy", "stream", "sweep", "symmetries", "timing"),
+    *("tuning", "untrusted_files", "waits"),
 )
 
 

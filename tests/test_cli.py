@@ -501,7 +501,7 @@ MISTAKES = {
     ),
     "a key without a config": (["train", "--config.epsilon=1"], "name the config first"),
     "a key of a command without a config": (["report", "--config.a=1"], "takes no config"),
-    "no word": (["privacy", "--num_steps=many"], "--num_steps=many: invalid literal"),
+    "no word": (["privacy", "--num_steps=many"], "--num_steps=many: expected a whole number"),
     "a surplus word": (["privacy", "surplus"], "'surplus'"),
 }  # fmt: skip
 

@@ -304,7 +304,6 @@ def test_the_audit_sees_how_often_and_from_which_parts_banded_draws():
 # In training.
 
 
-@pytest.mark.thorough
 def test_the_trainers_step_is_privatize_to_the_bit():
     coefficients = strategy.square_root(3)
     grads = jnp.asarray(np.random.default_rng(0).normal(size=(4, 6)), jnp.float32)
@@ -341,7 +340,6 @@ def test_a_clip_that_adds_to_the_sum_has_correlated_noise_on_all_of_it():
     assert updates["w"].shape == (5,)
 
 
-@pytest.mark.thorough
 def test_a_run_without_a_seed_saves_no_noise_and_pays_for_beginning_anew(tmp_path):
     built = loop.build(small(spare_steps=2))
     with pytest.raises(loop.StoppedError):
@@ -411,7 +409,6 @@ def test_noise_that_is_not_correlated_as_planned_is_caught(audited, monkeypatch)
     assert checks.failures(whole_run.p_values(wrong, [whole_run.record(wrong, 0)]))
 
 
-@pytest.mark.thorough
 def test_batches_of_poissons_are_caught_beside_correlated_noise(audited, monkeypatch):
     monkeypatch.setattr(
         "bam.core.sampling.cyclic_sample",
@@ -443,14 +440,12 @@ def epsilon_lower(config, num_trials):
 
 
 @pytest.mark.usefixtures("without_the_tests_type_checks")
-@pytest.mark.thorough
 def test_a_canary_beside_correlated_noise_shows_no_more_than_claimed(of_parts_as_a_whole):
     found = epsilon_lower(of_parts_as_a_whole, 150)
     assert 0.35 * of_parts_as_a_whole.epsilon < found <= of_parts_as_a_whole.epsilon
 
 
 @pytest.mark.usefixtures("without_the_tests_type_checks")
-@pytest.mark.thorough
 def test_a_canary_that_is_twice_within_the_bands_shows_more(of_parts_as_a_whole, monkeypatch):
     monkeypatch.setattr(
         "bam.core.sampling.cyclic_sample", lambda seed, step, n, q, parts: np.arange(n)
