@@ -616,12 +616,13 @@ def test_prose_is_cut_between_words_on_a_terminal_alone(is_terminal, monkeypatch
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
-    texts = f"{studies.LEGEND}\n\nshort  line\n{'x' * 100}"
+    command = "  .venv/bin/bam train " + " ".join(f"--config.key{x}=1" for x in range(8))
+    texts = f"{studies.LEGEND}\n\nshort  line\n{'x' * 100}\n{command}"
     screen.show(texts)
     printed = capsys.readouterr().out.splitlines()
     if is_terminal:
         assert len(printed[0]) <= 80 and printed[1].startswith("  ")
-        assert printed[2:] == ["", "short  line", "x" * 100]
+        assert printed[2:] == ["", "short  line", "x" * 100, command]
         assert " ".join(x.strip() for x in printed[:2]) == studies.LEGEND
     else:
         assert printed == texts.splitlines()

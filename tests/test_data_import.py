@@ -457,6 +457,11 @@ NAMES = {  # names of folders -> whether they are refused as persons
     "Mueller^Hans Weber^Eva Wolf^Uwe": True,
     "LIDC-0001 LIDC-0002 LIDC-0003": True,
     "P000 P001 P002 ill": True,
+    "LIDC-IDRI-0001 TCGA-02-0001 C3L-00001": True,
+    "001_S_3001 OAS1_0001_MR1 BraTS20_Training_001": True,
+    "siteA_patient_001 patient1a Patientin_1": True,
+    "1950-03-01 Mueller_1950-03-01 1944-12-24_Wolf_Uwe": True,
+    "a@b.org c@b.org 1.2.840.113619.2.55": True,
     # The controls.
     "P000 P001": False,
     "P000 P001 P002 ill well other": False,
@@ -470,6 +475,7 @@ NAMES = {  # names of folders -> whether they are refused as persons
     "2019 2020 2021": False,
     "BIRADS_3 BIRADS_4 BIRADS_5": False,
     "covid19 flu cold": False,
+    "type-2_diabetes grade_3_tumour t_shirt": False,
     "basal_cell_carcinoma melanoma nevus": False,
     "001.Black_footed_Albatross 002.Laysan_Albatross 003.Sooty_Albatross": False,
 }

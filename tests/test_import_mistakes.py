@@ -75,10 +75,12 @@ def test_a_label_is_replaced_by_its_value_and_first_by_its_text():
         return " ".join(x.label for x in data._replace_labels(examples, pairs, "", lines.append))
 
     lines = []
-    assert replace("1:a") == "a a 01 10 1.05 x"
+    assert replace("1:a") == "a 1.0 01 10 1.05 x"  # two classes stay two
+    assert replace("10.0:a") == "1 1.0 01 a 1.05 x"
     assert replace("1.0:a", "1:b") == "b a 01 10 1.05 x"
     assert not lines
     assert replace("2:a") == "1 1.0 01 10 1.05 x" and "no image has the label 2 " in lines[0]
+    refused("--map names the label 10 twice", replace, "10.0:a", "10.00:b")
 
 
 def test_classes_with_one_image_are_all_named(tmp_path):
@@ -165,6 +167,11 @@ def test_a_column_that_may_name_the_files_is_offered(folder, name):
     message = f"no column file among lesion, {name}, label: give --file_column={shlex.quote(name)}$"
     refused(message, in_table, folder, [f"lesion,{name},label", "1,ISIC_0,a"], kind=DataError)
     refused("no column file among x, label$", in_table, folder, ["x,label", "1,a"], kind=DataError)
+
+
+def test_a_label_whose_name_begins_like_path_is_not_offered_as_the_files_name(folder):
+    rows = ["pathology,picture,label", "x,ISIC_0,a"]
+    refused("give --file_column=picture$", in_table, folder, rows, kind=DataError)
 
 
 def test_a_full_disk_is_said_with_the_name_of_the_file(tmp_path):

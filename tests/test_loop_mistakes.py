@@ -185,6 +185,11 @@ def test_arrays_with_another_number_of_rows_are_told_the_num_examples_that_fits(
     refused(message, new().batches, data)
 
 
+def test_a_public_bound_is_not_to_be_raised_to_the_number_of_rows():
+    bound = new(num_examples_given=True)
+    refused("drop rows down to the public bound 20$", bound.batches, np.ones((22, 2)))
+
+
 def test_a_folder_that_this_process_uses_is_not_said_to_be_another_ones(tmp_path):
     first = new(folder=tmp_path / "run")
     message = r"is in use in this process: close\(\) the PrivateTraining that uses it"

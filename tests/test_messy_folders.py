@@ -167,6 +167,8 @@ FOLDERS = {
     "masks below the classes": ("A/images/1.png A/images/2.png A/lung_masks/1.png B/images/1.png "
         "B/images/2.png B/Ground_Truth/1.png", {}, "A 2, B 2",
         "ignored: 2 masks, as A/lung_masks/1.png"),
+    "persons below images": ("A/images/p1/1.png A/images/p2/2.png B/images/p3/1.png "
+        "B/images/p4/2.png", {}, "A 2, B 2", "1 subfolder. If each of these is a person"),
     "masks beside splits": (split("train") + split("test") + "train_masks/1.png gt/A/1.png", {},
         "test:A 2, test:B 2, train:A 2, train:B 2", "ignored: 2 masks"),
     "masks of the decathlon": ("imagesTr/1.nii imagesTr/2.nii labelsTr/1.nii labelsTr/2.nii", {},
@@ -541,7 +543,9 @@ NUMBERS = {  # values of a table with semicolons -> labels, or "!" and the error
     "841 0.125": "841 0.125",
     "841 1.5 1.234": "841 1.5 1.234",
     "841 1234.567 1.234": "841 1234.567 1.234",
-    "5,5 1.234": "!'1.234' may have",
+    "5,5 1.234": "!'1.234' may have decimals or thousands: write 1,2340 or 1234$",
+    "5,5 1,2340": "5.5 1.2340",  # as the error says
+    "5,5 1.5e3": "!t.csv: decimal commas and points are mixed, '5,5' and '1.5e3'",
     "1.5 1,234": "!'1,234' may have",
     "1,2 1.3 1,4": "!t.csv: decimal commas and points are mixed, '1,2' and '1.3': write all alike$",
     "1e3 .5 1.234": "1e3 .5 1.234",

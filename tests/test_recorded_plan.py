@@ -221,6 +221,8 @@ def test_a_stranger_record_of_odd_numbers_is_refused_by_a_value_error_or_is_a_pl
         ({"num_steps": True}, "num_steps must be of .*int.*, got True"),
         ({"expected_batch_size": 20.5}, "expected_batch_size must be of .*int.*, got 20.5"),
         ({"delta": 5e-324, "accountant": "rdp"}, "delta 5e-324 must be at least 1e-100 and below"),
+        ({"mechanism": {}}, "mechanism must be a name, or a mapping with a name, got {}"),
+        ({"mechanism": 5}, "mechanism must be a name, or a mapping with a name, got 5"),
     ],
 )
 def test_a_plan_of_numbers_that_are_none_is_refused(wrong, message):

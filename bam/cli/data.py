@@ -124,17 +124,20 @@ def _replace_labels(
                 "blanks"
             )
         replacements[old] = new
-    # "-1" of a command is the "-1.0" of a table: pandas writes whole numbers as floats.
-    by_value = {_without_zeros(old): new for old, new in replacements.items()} | replacements
-
-    def new_name(label: str) -> str:
-        return by_value.get(label) or by_value.get(_without_zeros(label), label)
-
     parts = lambda label: label.split(separator) if separator else [label]  # noqa: E731
-    present = {_without_zeros(part) for x in examples for part in parts(x.label)}
-    for label in sorted(x for x in replacements if _without_zeros(x) not in present):
-        log(f"--map={label}:{replacements[label]}: no image has the label {label} (NOT PRIVATE)")
-    return [x._replace(label=separator.join(map(new_name, parts(x.label)))) for x in examples]
+    present = {part for x in examples for part in parts(x.label)}
+    new_names = dict[str, str]()
+    for old, new in sorted(replacements.items()):
+        # "-1" of a command is the "-1.0" of a table: pandas writes whole numbers as floats.
+        by_value = [x for x in present if _without_zeros(x) == _without_zeros(old)]
+        labels = [old] if old in present else by_value
+        for label in labels:
+            if new_names.setdefault(label, new) != new:
+                raise InputError(f"--map names the label {label} twice: name it once")
+        if not labels:
+            log(f"--map={old}:{new}: no image has the label {old} (NOT PRIVATE)")
+    named = lambda label: new_names.get(label, label)  # noqa: E731
+    return [x._replace(label=separator.join(map(named, parts(x.label)))) for x in examples]
 
 
 def _without_zeros(label: str) -> str:

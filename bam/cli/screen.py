@@ -88,7 +88,12 @@ show = _Log()
 
 
 def wrap(line: str) -> list[str]:
-    """Returns the lines of the terminal's width that a line takes, the later ones indented."""
+    """Returns the lines of the terminal's width that a line takes, the later ones indented.
+
+    A command stays on its line, so that it can be copied.
+    """
+    if line.lstrip().startswith(("bam ", "make ", "python ", ".venv/")):
+        return [visible(line)]
     return textwrap.wrap(
         visible(line),
         max(20, shutil.get_terminal_size().columns),

@@ -136,7 +136,7 @@ def in_class_folders(
             )
         if by_folder and len(above) == depth:
             raise DataError(f"{file} is not in a user's folder: move it to FOLDER/CLASS/USER")
-        nested |= set(above[depth : depth + 1])
+        nested |= {"/".join(above[depth : depth + 2])} if above[depth:] else set()
         name, written = (
             rows.printable(str(file.relative_to(folder))),
             above[depth] if by_folder else "",
@@ -153,12 +153,13 @@ def in_class_folders(
     labels = sorted({x[depth - 1] for x in classes})
     least = 1 if split == "test" else 2
     _check_classes(folder, Counts(x.label for x in examples), labels, least, also, log)
+    # "images" below a class is not a person, but folders in it may be.
     if nested and not users and not {x.casefold() for x in nested} <= masks.IMAGES:
+        inside = plural(len({x.partition("/")[0] for x in nested}), "subfolder")
         log(
-            f"NOT PRIVATE: images of the classes {short_list(labels)} lie in {len(nested):,} "
-            f"subfolder{'s' * (len(nested) > 1)}. If each of these is a person, add "
-            "--user_from=folder: otherwise ε protects one image. If they are the classes, move "
-            "them up one level"
+            f"NOT PRIVATE: images of the classes {short_list(labels)} lie in {inside}. If each of "
+            "these is a person, add --user_from=folder: otherwise ε protects one image. If they "
+            "are the classes, move them up one level"
         )
     if by_folder:
         _warn_of_inner(examples, depth, log)
@@ -299,7 +300,10 @@ def _present(
     names = {x.casefold() for x in header}
     if columns["file"] == "file" and "file" not in names and "file_name" in names:
         columns = columns | {"file": "file_name"}
-    of_files = [x for x in header if re.search(r"(^|[\W_])(image|img|file|path)", x, re.I)]
+    names_files = re.compile(
+        r"(.*[\W_])?(image|img|file|path|picture)s?([\W_]?(id|name|index|path|file))?", re.I
+    )
+    of_files = [x for x in header if x not in columns.values() and names_files.fullmatch(x)]
     if columns["file"] == "file" and "file" not in names and of_files:
         seen = one_line(short_list(header))[:300]
         advice = f"give --file_column={shlex.quote(visible(of_files[0]))}"
@@ -411,12 +415,14 @@ def _with_points(
         doubtful |= points
     for example in examples:
         if example.label in doubtful and example.row not in typed:
-            point, whole = example.label.replace(",", "."), re.sub("[.,]", "", example.label)
+            # Other numbers may show that the mark of decimals is a comma.
+            mark = "," if commas - doubtful else "."
+            point, whole = (re.sub("[.,]", x, example.label) for x in (mark, ""))
             raise DataError(
                 f"{table}: {example.place}: {example.label!r} may have decimals or thousands: "
                 f"write {point}0 or {whole}"
             )
-    marks = {x for x in points if re.fullmatch(r"[+-]?\d*\.\d*", x)}
+    marks = {x for x in points if re.fullmatch(r"[+-]?\d*\.\d*(e[+-]?\d+)?", x, re.I)}
     if commas and marks:
         both = f"{min(commas)!r} and {min(marks)!r}"
         raise DataError(f"{table}: decimal commas and points are mixed, {both}: write all alike")

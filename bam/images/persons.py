@@ -15,15 +15,22 @@ MANY, FEW = 10, 5
 LEAST_NAMES = 3  # like those of persons, besides more than half of all names
 # Names like those of persons, in lower case. A number from 100 on may be a person's. Smaller ones,
 # years, ImageNet's synsets (n01440764) and numbered words for classes are more often classes.
-_DATE = r"(?:19|20)\d\d(?:[\W_]?\d\d[\W_]?\d\d)?|\d\d[\W_]?\d\d[\W_]?(?:19|20)\d\d"
+_DAY = r"(?:19|20)\d\d[\W_]?\d\d[\W_]?\d\d|\d\d[\W_]?\d\d[\W_]?(?:19|20)\d\d"
+_DATE = rf"(?:19|20)\d\d|{_DAY}"
+_CODE = r"(?!(?:19|20)\d\d(?:$|[-_]))\d{3,}"  # not a year
 _NAME_OF_PERSON = re.compile(
     r".*\^.*"  # as DICOM writes names
     r"|(?!(?:19|20)\d\d$)\d{3,}"
     r"|(?:patients?|pat|pt|pid|participants?|probands?|persons?|subjects?|subj|sub|cases?|fall|id|p)"
     r"[\W_]*\d+"
+    r"|(?:.*[\W_])?(?:patient\w*|subject|volunteer|pa[cz]iente?)[\W_]*\d+\w?"
     r"|sub-\w+"  # as BIDS names folders
+    rf"|(?:.*[\W_])?(?:{_DAY})(?:[\W_].*)?"  # of birth
+    r"|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{16,}"  # UUID, hash
+    r"|\d+(?:\.\d+){4,}"  # DICOM's UID
+    r"|.+@.+\..+"
     r"|(?!n\d{8}$|(?:class|classe|klasse|label|category|type|grade|grad|stage|level|group)[\W_]?\d)"
-    r"[^\W\d_]+[\W_]?\d{3,}"
+    rf"(?:[^\W\d_]+[\W_]?\d{{3,}}|(?:[^\W_]+[-_])+{_CODE}(?:[-_][^\W_]+)*|{_CODE}(?:[-_][^\W_]+)+)"
     rf"|[^\W\d_]+(?:[\W_]+[^\W\d_]+)+[\W_]+(?:{_DATE})",  # Mueller_Hans_1950
     re.S,
 )

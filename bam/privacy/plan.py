@@ -9,7 +9,7 @@ import math
 import types
 import typing
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -118,6 +118,9 @@ class PrivacyPlan:
         InputError for an argument of another type, or one out of range.
         """
         _read_numbers(self)
+        named = self.mechanism_config
+        if not (isinstance(named, Mapping) and "name" in named):
+            raise InputError(f"mechanism must be a name, or a mapping with a name, got {named!r}")
         config = types.MappingProxyType(mechanisms.read_options(self.mechanism_config))
         object.__setattr__(self, "mechanism_config", config)
         if self.private and self.noise_multiplier > accounting.LARGEST_NOISE:

@@ -308,6 +308,8 @@ class PrivateTraining:
         # Another N helps neither arrays that disagree nor rows of users.
         if len(lengths) > 1 or num_rows == 0 or self._groups is not None:
             return "give arrays with a row for each"
+        if self.plan.num_examples_given:  # a bound that is raised to the data counts them
+            return f"drop rows down to the public bound {num_examples}"
         is_bound = f", or num_examples_given=True if {num_examples} is a public bound"
         return f"set num_examples={num_rows}{is_bound * (num_rows < num_examples)}"
 
