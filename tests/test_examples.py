@@ -33,7 +33,7 @@ def test_a_plain_flax_loop_learns_digits():
 @pytest.mark.parametrize("train", [with_train_state.linen, with_train_state.with_nnx])
 def test_flax_keeps_its_own_state_behind_the_private_gradient(train):
     accuracy, losses = train()
-    assert accuracy > 0.85 and np.mean(losses[-5:]) < 0.2 * losses[0]
+    assert accuracy > 0.85 and np.mean(losses[-5:]) < 0.4 * losses[0]
 
 
 def test_an_equinox_model_is_trained():

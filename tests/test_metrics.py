@@ -433,7 +433,7 @@ def test_the_best_setting_is_the_one_of_the_best_metric():
 def test_a_sweep_of_numbers_compares_losses(tmp_path, monkeypatch):
     built = loop.build(config_of("squared_error"), data_of(*KINDS["squared_error"]))
     config, events = built.config, []
-    monkeypatch.setattr(loop, "build", lambda config, folder: built)
+    monkeypatch.setattr(loop, "build", lambda config, **options: built)
     wanted = {"a": comparison.with_seeds("a", config, 1)}
     runs.train(runs.in_turn(wanted), tmp_path, lambda: False, lambda *event: events.append(event))
     [one] = runs.by_seed({"a": runs.in_turn(wanted)}, tmp_path)["a"].values()

@@ -79,6 +79,7 @@ def tiny(changes):
 @example({"epsilon": 256.0, "expected_batch_size": 1437})
 @example({"clip_norm": 1e300})
 @example({"num_steps": 10**18})
+@example({"optimizer.learning_rate": 2e198})
 def test_any_config_is_refused_in_one_line_or_gives_a_plan_that_holds(changes):
     try:
         built = build(tiny(changes))

@@ -72,7 +72,8 @@ def test_the_depth_benchmark_writes_every_row_and_the_figure(tmp_path):
         is_here = importlib.util.find_spec(other.package) is not None
         assert (name in {row["method"] for row in found["others"]}) == is_here
         assert (f"| {other.label} | not run |" in table) == (not is_here)
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    lines = done.stdout.splitlines()  # a path is as long as it is
+    assert max(len(x) for x in lines if not x.startswith("picture: ")) <= 80
 
 
 def test_the_depth_benchmark_draws_again_from_its_file_and_refuses_an_unknown_method(tmp_path):

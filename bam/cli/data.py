@@ -136,8 +136,11 @@ def _replace_labels(
                 raise InputError(f"--map names the label {label} twice: name it once")
         if not labels:
             log(f"--map={old}:{new}: no image has the label {old} (NOT PRIVATE)")
-    named = lambda label: new_names.get(label, label)  # noqa: E731
-    return [x._replace(label=separator.join(map(named, parts(x.label)))) for x in examples]
+
+    def new_name(label: str) -> str:
+        return new_names.get(label, label)
+
+    return [x._replace(label=separator.join(map(new_name, parts(x.label)))) for x in examples]
 
 
 def _without_zeros(label: str) -> str:

@@ -9,6 +9,8 @@ import inspect
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from bam import part_table
 from bam.core import slots
 from bam.data import augment
@@ -25,6 +27,7 @@ with needs("train"):
 
 METHODS = tuple(part_table.METHODS)
 NOISE = ("epsilon", "noise_multiplier")  # each decides the other
+LARGEST = float(np.finfo(np.float32).max)  # options become float32 in a compiled step
 
 
 def get_config(method: str = "dp_sgd") -> ConfigDict:
@@ -279,6 +282,8 @@ def _check_numbers(config: ConfigDict) -> None:
             raise InputError(f"{key} must be at most {row.most}, got {value}")
         if isinstance(value, float) and not (row.unbounded or math.isfinite(value)):
             raise InputError(f"{key} must be finite, got {value}")
+        if isinstance(value, float) and not row.unbounded and abs(value) > LARGEST:
+            raise InputError(f"{key} must be at most {LARGEST:.2g}, as float32, got {value}")
     for row in KEYS:
         value = values.get(row.name)
         if row.least is None or value is None:

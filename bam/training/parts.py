@@ -113,7 +113,7 @@ def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> Bound
 
 def make_optimizer(
     section: ConfigDict, plan: PrivacyPlan, clip_norm: float, sensitivity: Number
-) -> optax.GradientTransformation:
+) -> "optax.GradientTransformation | EvaluatedOptimizer":
     """Returns the optax transform of a config's `optimizer` section.
 
     It follows the noise, so it is post-processing. If the optimizer is bam's, the peak of the
@@ -126,7 +126,7 @@ def make_optimizer(
         options.pop(key, None)
     rate = schedules.learning_rate(schedule, peak)
     if ":" in section.name:
-        optimizer: optax.GradientTransformation = make(
+        optimizer: optax.GradientTransformation | EvaluatedOptimizer = make(
             "optimizer", options | {"learning_rate": rate}, plan, clip_norm, sensitivity
         )
         return optimizer
