@@ -16,6 +16,7 @@ from bam.extras import needs
 from bam.models import finetune, losses
 from bam.privacy.plan import PrivacyPlan
 from bam.training import examples
+from bam.training.parts import AnyOptimizer
 from bam.training.trainer import shapes_of
 
 with needs("train"):
@@ -98,7 +99,7 @@ def check_clip(name: str, clip: Bounded, plan: PrivacyPlan, trained: PyTree) -> 
         )
 
 
-def check_optimizer(name: str, optimizer: optax.GradientTransformation, trained: PyTree) -> None:
+def check_optimizer(name: str, optimizer: AnyOptimizer, trained: PyTree) -> None:
     """Raises InputError if the optimizer does not take the parameters, or returns another tree."""
 
     def update(params: Params) -> tuple[PyTree, PyTree]:

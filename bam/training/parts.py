@@ -5,7 +5,7 @@ import functools
 import json
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import optax
@@ -111,9 +111,34 @@ def make_clip(section: ConfigDict, plan: PrivacyPlan, clip_norm: float) -> Bound
     return clip
 
 
+@program.record
+class EvaluatedOptimizer:
+    """An optimizer whose weights are evaluated and released elsewhere than where it steps from.
+
+    For example `EvaluatedOptimizer(*schedule_free(…), schedule_free_eval_params)` of optax.contrib.
+
+    Attributes:
+      init, update: those of an optax transform.
+      eval_params: `(state, params) -> params`, the weights to evaluate and to release; they may use
+        the optimizer's state, which is post-processing of the private gradients.
+    """
+
+    init: Callable[..., PyTree]
+    update: Callable[..., tuple[PyTree, PyTree]]
+    eval_params: Callable[[PyTree, PyTree], PyTree]
+
+    def __post_init__(self) -> None:
+        """Makes the functions pytrees."""
+        for name, fn in vars(self).copy().items():
+            vars(self)[name] = program.as_partial(fn)
+
+
+AnyOptimizer: TypeAlias = optax.GradientTransformation | EvaluatedOptimizer
+
+
 def make_optimizer(
     section: ConfigDict, plan: PrivacyPlan, clip_norm: float, sensitivity: Number
-) -> "optax.GradientTransformation | EvaluatedOptimizer":
+) -> AnyOptimizer:
     """Returns the optax transform of a config's `optimizer` section.
 
     It follows the noise, so it is post-processing. If the optimizer is bam's, the peak of the
@@ -126,7 +151,7 @@ def make_optimizer(
         options.pop(key, None)
     rate = schedules.learning_rate(schedule, peak)
     if ":" in section.name:
-        optimizer: optax.GradientTransformation | EvaluatedOptimizer = make(
+        optimizer: AnyOptimizer = make(
             "optimizer", options | {"learning_rate": rate}, plan, clip_norm, sensitivity
         )
         return optimizer
@@ -176,28 +201,6 @@ class Optimizer:
     def update(self, grads: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, PyTree]:
         """Returns the update of the weights, and the next state."""
         return self.transform().update(grads, state, params)
-
-
-@program.record
-class EvaluatedOptimizer:
-    """An optimizer whose weights are evaluated and released elsewhere than where it steps from.
-
-    For example `EvaluatedOptimizer(*schedule_free(…), schedule_free_eval_params)` of optax.contrib.
-
-    Attributes:
-      init, update: those of an optax transform.
-      eval_params: `(state, params) -> params`, the weights to evaluate and to release; they may use
-        the optimizer's state, which is post-processing of the private gradients.
-    """
-
-    init: Callable[..., PyTree]
-    update: Callable[..., tuple[PyTree, PyTree]]
-    eval_params: Callable[[PyTree, PyTree], PyTree]
-
-    def __post_init__(self) -> None:
-        """Makes the functions pytrees."""
-        for name, fn in vars(self).copy().items():
-            vars(self)[name] = program.as_partial(fn)
 
 
 def schedule_of(section: ConfigDict, plan: PrivacyPlan) -> Schedule:

@@ -26,6 +26,7 @@ from bam.models.interpreter import interpret
 from bam.privacy import private_gradient
 from bam.privacy.private_gradient import DrawnBatch, PlainGradient, PrivateGradient, PrivateState
 from bam.training import diagnostics, examples
+from bam.training.parts import AnyOptimizer
 
 DENSE = "xla"  # the fastest convolutions without per-example gradients
 
@@ -76,7 +77,7 @@ class Parts:
     """
 
     gradient: PrivateGradient | PlainGradient
-    optimizer: optax.GradientTransformation
+    optimizer: AnyOptimizer
     ema_decay: float | None
     noise_norm: float
     loss: oracles.LossFn = dataclasses.field(metadata=STATIC)
@@ -128,7 +129,7 @@ def take(parts: Parts, state: TrainState, batch: DrawnBatch) -> TrainState:
 def descend(
     state: TrainState,
     gradient: Grads,
-    optimizer: optax.GradientTransformation,
+    optimizer: AnyOptimizer,
     ema_decay: Number | None,
 ) -> TrainState:
     """Updates the weights, and then their average, in a state whose step is counted already."""
