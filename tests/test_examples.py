@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import flax.linen as nn
+import jax
 import numpy as np
 import optax
 import pytest
@@ -19,7 +20,7 @@ from configs import extensions
 from examples import with_equinox, with_flax, with_jax_privacy, with_train_state
 from examples.own_images import walk
 from examples.some_classes import some_classes
-from tests.cases import Command, assert_same_bits, refused, run_command, tiny_digits
+from tests.cases import Command, refused, run_command, tiny_digits
 
 
 def test_jax_privacys_clipped_sum_of_bam_gradients_is_ours():
@@ -327,14 +328,17 @@ def test_a_module_of_ones_own_that_does_not_run_is_one_line_with_its_place(
 
 
 def test_weights_are_evaluated_and_released_where_the_optimizer_says(tmp_path):
-    for name, expected in (
+    for optimizer, expected in (
         ("lookahead", lambda state: state.opt_state[1]),
         ("schedule_free", lambda s: schedule_free_eval_params(s.opt_state, s.params)),
     ):
-        trainer = loop.build(tiny(name))
-        result = loop.train(trainer, 0, tmp_path / name)
+        trainer = loop.build(tiny(optimizer, num_steps=13))  # in the midst of a period of 5
+        result = loop.train(trainer, 0, tmp_path / optimizer)
         released, there = loop.whole_model(result.state), expected(result.state)
-        assert_same_bits(released, there)
-        accuracy = loop.evaluate(trainer, there)["test_accuracy"]
-        elsewhere = loop.evaluate(trainer, result.state.params)["test_accuracy"]
-        assert result.summary["test_accuracy"] == accuracy != elsewhere
+        close = lambda x, y: np.allclose(x, y, rtol=1e-5, atol=1e-8)  # noqa: E731
+        assert all(map(close, jax.tree.leaves(released), jax.tree.leaves(there)))
+        # The control: the optimizer steps from elsewhere.
+        from_where = jax.tree.leaves(result.state.params)
+        assert not any(map(close, jax.tree.leaves(released), from_where))
+        for name, figure in loop.evaluate(trainer, released).items():
+            assert result.summary[name] == figure
