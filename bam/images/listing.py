@@ -303,10 +303,10 @@ def _present(
     names_files = re.compile(
         r"(.*[\W_])?(image|img|file|path|picture)s?([\W_]?(id|name|index|path|file))?", re.I
     )
-    of_files = [x for x in header if x not in columns.values() and names_files.fullmatch(x)]
-    if columns["file"] == "file" and "file" not in names and of_files:
+    file_columns = [x for x in header if x not in columns.values() and names_files.fullmatch(x)]
+    if columns["file"] == "file" and "file" not in names and file_columns:
         seen = one_line(short_list(header))[:300]
-        advice = f"give --file_column={shlex.quote(visible(of_files[0]))}"
+        advice = f"give --file_column={shlex.quote(visible(file_columns[0]))}"
         raise DataError(f"{table}: no column file among {seen}: {advice}")
     if may_lack.casefold() in names:
         return columns

@@ -44,8 +44,8 @@ def images_of(
         if not (path.is_dir() or path.is_file()):
             raise DataError(f"{path}: no such file or folder")
         if path.is_dir():
-            found = listing.tree(path)
-            files, bare = sorted(found.images), found.bare
+            tree = listing.tree(path)
+            files, bare = sorted(tree.images), tree.bare
         else:
             files, bare = [path], []
         if not files:

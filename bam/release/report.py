@@ -109,7 +109,7 @@ def page(run: RunRecords, *, public: bool, made_by: str) -> str:
 
 
 def name_of(workdir: Path) -> str:
-    """Returns the name of a run's folder; that of one seed among several has its group's name.
+    """Returns the name of a run's folder, after its group's name if it is one seed of several.
 
     Examples:
       >>> name_of(Path("demo/DP-SGD_C=3/seed0"))

@@ -144,7 +144,7 @@ class BesideBar:
 
 
 def progress_bar(**options: Any) -> Progress:
-    """Returns a bar of steps; what does not fit is cut from its text, not from its numbers."""
+    """Returns a bar of steps, whose text is cut first where the terminal is narrow."""
     text = TextColumn(
         "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True)
     )
