@@ -212,7 +212,7 @@ def test_a_step_that_does_not_fit_is_refused_before_it_counts_and_the_advice_fit
 
 @pytest.mark.usefixtures("without_the_tests_type_checks")
 def test_a_dry_run_goes_on_with_the_size_that_fits_which_is_compiled_already(monkeypatch):
-    free, said = (step_bytes(8) + step_bytes(256)) // 2, []
+    free, lines = (step_bytes(8) + step_bytes(256)) // 2, []
     built = with_memory(monkeypatch, free)
     state = built.init(0)
     with pytest.raises(memory.TooLargeError) as refused:
@@ -220,9 +220,9 @@ def test_a_dry_run_goes_on_with_the_size_that_fits_which_is_compiled_already(mon
     size = advised(str(refused.value))
     smaller = built.with_microbatch_size(size)
     assert compilations(smaller.check_step, state) == 0
-    fitting = train.fit_memory(built, said.append)
+    fitting = train.fit_memory(built, lines.append)
     assert fitting.config.microbatch_size == size and step_bytes(size) <= 0.9 * free
-    assert said == [str(refused.value)]
+    assert lines == [str(refused.value)]
 
 
 def test_diagnostics_that_do_not_fit_are_refused_before_a_step_counts_and_before_the_config(
@@ -282,9 +282,9 @@ def test_a_step_that_does_not_fit_is_one_line_and_a_dry_run_goes_on(monkeypatch,
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: a step with microbatch_size=256 takes")
     assert main.main(["train", *flags, "--config.dry_run"]) == 0
-    said = capsys.readouterr()
-    assert line.removeprefix("error: ") in said.out.splitlines() and said.err == ""
-    assert f"of training on this device, {advised(line)} at a time" in said.out
+    output = capsys.readouterr()
+    assert line.removeprefix("error: ") in output.out.splitlines() and output.err == ""
+    assert f"of training on this device, {advised(line)} at a time" in output.out
 
 
 def test_a_size_that_does_not_fit_is_not_timed_and_named(monkeypatch):

@@ -561,7 +561,7 @@ def test_the_command_names_what_it_leaves_out_and_pictures_that_are_no_scans(
     scan = np.random.default_rng(0).integers(0, 255, (9, 9)).astype(np.uint8)
     Image.fromarray(scan).save(tmp_path / "s0.png")
 
-    def said(*more):
+    def see(*more):
         arguments = [f"--release={release}", *map(str, more or [tmp_path])]
         assert predict_command.main(arguments) == 0
         return capsys.readouterr()
@@ -569,19 +569,19 @@ def test_the_command_names_what_it_leaves_out_and_pictures_that_are_no_scans(
     def silent(text):
         return "ignored" not in text and "DICOM" not in text
 
-    assert silent(said().err)  # the control
+    assert silent(see().err)  # the control
     (tmp_path / "IM0001").write_bytes(dicom(scan))
     assert (
         "ignored: 1 without a suffix, as " + f"{tmp_path}/IM0001: name such files one by one"
-        in said().err
+        in see().err
     )
-    assert silent(said(tmp_path, tmp_path / "IM0001").err)
+    assert silent(see(tmp_path, tmp_path / "IM0001").err)
     for name, tags in (
         ("scout.dcm", {"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}),
         ("name.dcm", {"BurnedInAnnotation": "YES"}),
     ):
         (tmp_path / name).write_bytes(dicom(scan, **tags))
-    done = said()
+    done = see()
     assert (
         "warning: 2 DICOM files of kinds that bam data import leaves out (localizers, pictures "
         f"with burnt-in annotation), as {tmp_path}/name.dcm: their predictions may mean nothing"

@@ -180,7 +180,7 @@ def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):
 
 
 def test_a_dry_run_of_a_step_that_does_not_fit_goes_on_with_a_size_that_does(monkeypatch):
-    said, built = [], loop.build(tiny())
+    lines, built = [], loop.build(tiny())
 
     def check_step(trainer, state):
         if trainer.config.microbatch_size > 8:
@@ -189,34 +189,34 @@ def test_a_dry_run_of_a_step_that_does_not_fit_goes_on_with_a_size_that_does(mon
     monkeypatch.setattr(trainers.Trainer, "check_step", check_step)
     monkeypatch.setattr(duration, "estimate_seconds", lambda x: duration.Estimate(60, 50, 80))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
-    train.dry_run(built, False, said.append)
+    train.dry_run(built, False, lines.append)
     estimate = "about 60 s (50 s to 80 s) of training on this device"
-    assert said == ["--config.microbatch_size=8 fits", f"{estimate}, 8 at a time"]
+    assert lines == ["--config.microbatch_size=8 fits", f"{estimate}, 8 at a time"]
     # The controls: a size that fits has no line, and without any size that fits there is no time.
-    train.dry_run(built.with_microbatch_size(8), False, said.append)
-    assert said[2:] == [estimate]
+    train.dry_run(built.with_microbatch_size(8), False, lines.append)
+    assert lines[2:] == [estimate]
 
     def refuse(trainer, state):
         raise memory.TooLargeError("a single example takes more")
 
     monkeypatch.setattr(trainers.Trainer, "check_step", refuse)
-    refused("a single example", train.dry_run, built, False, said.append)
+    refused("a single example", train.dry_run, built, False, lines.append)
 
 
 def test_an_estimate_says_that_the_machine_is_busy_before_its_own_work(monkeypatch):
-    said, built = [], loop.build(tiny())
+    lines, built = [], loop.build(tiny())
     monkeypatch.setattr(trainers.Trainer, "check_step", lambda *args: None)
     monkeypatch.setattr(duration, "estimate_seconds", lambda x: duration.Estimate(60, 50, 80))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     for load in (12.0, 4.0):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
-        train.dry_run(built, False, said.append)
+        train.dry_run(built, False, lines.append)
     busy = "; other programs use this machine, so it may be too long"
-    assert [line.endswith(busy) for line in said] == [True, False]
+    assert [line.endswith(busy) for line in lines] == [True, False]
 
 
 def test_a_run_of_days_on_a_cpu_is_told_of_the_changes_that_apply_to_its_config(monkeypatch):
-    gpu, said = "a GPU is faster (docs/accelerators.md)", []
+    gpu, lines = "a GPU is faster (docs/accelerators.md)", []
     less = f"{gpu}; training takes less time with"
     views, small = "--config.augment.views=1", "--config=cifar10_small:bam_sam"
     assert train.advise(named_configs.load("cifar10:bam_sam")) == (
@@ -228,8 +228,8 @@ def test_a_run_of_days_on_a_cpu_is_told_of_the_changes_that_apply_to_its_config(
     for seconds in (3 * 86400.0, 86400.0):  # the second: a control
         estimate = duration.Estimate(seconds, seconds, seconds)
         monkeypatch.setattr(duration, "estimate_seconds", lambda x, estimate=estimate: estimate)
-        train.dry_run(loop.build(tiny()), False, said.append)
-    assert [line == gpu for line in said] == [False, True, False]
+        train.dry_run(loop.build(tiny()), False, lines.append)
+    assert [line == gpu for line in lines] == [False, True, False]
 
 
 @pytest.mark.parametrize(("epsilon", "most"), [(50.0, 256), (3.0, 1000)])  # the second: control

@@ -104,13 +104,13 @@ def test_the_training_split_has_a_row_for_each_user_and_marks_empty_places():
 
 
 def test_a_run_says_how_many_images_of_users_it_leaves_out():
-    data, said = IMAGES._replace(users=IDS), []
-    loop.build(config_of(size=3), data, log=said.append)
+    data, lines = IMAGES._replace(users=IDS), []
+    loop.build(config_of(size=3), data, log=lines.append)
     line = "at most 3 images of each user are used; 4 of 12 are not (NOT PRIVATE)"
-    assert line in said  # 4 of the 7 of user 7
-    said.clear()
-    loop.build(config_of(size=7), data, log=said.append)  # the control
-    assert not [x for x in said if "at most" in x]
+    assert line in lines  # 4 of the 7 of user 7
+    lines.clear()
+    loop.build(config_of(size=7), data, log=lines.append)  # the control
+    assert not [x for x in lines if "at most" in x]
 
 
 def test_with_one_example_each_a_run_is_the_ordinary_run_to_the_bit():
