@@ -236,7 +236,7 @@ from the same settings and keeps the best; then ε pays for the choice, too.
             ),
             Flag("trials_mean", 8.0, "with --private: mean number of trials"),
             Flag(
-                "trials_shape", 1.0, "with --private: its shape η; 0: logarithmic, 1: geometric"
+                "trials_shape", 1.0, "with --private: its shape η > -1; 1: geometric"
             ),
             Flag(
                 "score",

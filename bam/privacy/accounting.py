@@ -152,10 +152,15 @@ def joint_epsilon(events: Sequence[PoissonSteps], delta: float) -> float:
     for sigma, prob, steps in events:
         check_steps(prob, steps, delta, "pld")
         check_noise_multiplier(sigma)
+    check_tables(events, delta)
+    return pld.joint_epsilon(events, delta)
+
+
+def check_tables(events: Sequence[PoissonSteps], delta: float) -> None:
+    """Raises InputError if PLD cannot resolve δ of the events together, or lacks the memory."""
     # Composing two tables rounds like one more step, even for Gaussians without sampling.
     pld.check(0.5, sum(steps + 1 for *_, steps in events), delta)
     _check_room(events, delta)
-    return pld.joint_epsilon(events, delta)
 
 
 def deltas(

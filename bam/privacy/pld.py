@@ -56,11 +56,19 @@ def joint_epsilon(
 
     All numbers are positive.
     """
+    composed, error = compose(events, spacing)
+    return float(composed.get_epsilon_for_delta(delta - error))
+
+
+def compose(
+    events: Sequence[tuple[float, float, int]], spacing: float = FINE
+) -> tuple[PrivacyLossDistribution, float]:
+    """Returns the distribution of several mechanisms (σ, q, T), and the rounding error of its δ."""
     composed, error = _compose(*events[0], spacing)
     for event in events[1:]:
         other, its_error = _compose(*event, spacing)
         composed, error = composed.compose(other), error + its_error + ROUNDING
-    return float(composed.get_epsilon_for_delta(delta - error))
+    return composed, error
 
 
 def deltas(

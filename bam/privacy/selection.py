@@ -1,40 +1,68 @@
-r"""ε of choosing the best of a random number of trials (Papernot & Steinke 2022, arXiv 2110.03620).
+r"""ε of choosing the best of a random number of trials.
 
 A trial is a fresh run of one mechanism Q: draw a setting from a public grid, train with noise,
 score the model with noise. Before the first trial, their number K is drawn from a truncated
-negative binomial distribution. Only the trial with the best score is released. If Q has a Rényi
-divergence of at most $\varepsilon(\lambda)$, then the search has at most, for every order
-$\hat\lambda$ (Theorem 2),
+negative binomial distribution with shape η and parameter γ. Only the trial with the best score is
+released. Both bounds protect only against readers who do *not* know K: the number of trials, and
+everything about the other trials, must stay secret.
+
+**By privacy profiles** (accountant pld). Let δ(ε) be the profile of one trial, for both orders of
+the neighbours, and ε(δ) its inverse. The search is $(\varepsilon', \delta)$-DP with
+
+$$\varepsilon' = \varepsilon(\delta / \mathbb{E}[K]) + (1 + \eta) \varepsilon_1, \qquad
+  \delta(\varepsilon_1) = (e^{\varepsilon_1} - 1) \frac{\gamma}{1 - \gamma}.$$
+
+Proof. Let f be the density of a trial's output and F the distribution function of its score, and f'
+and F' those of the neighbour. Equal scores are ordered at random. The released trial has the
+density $f \varphi'(F)$, where φ is the generating function of K:
+$\varphi'(z) = \mathbb{E}[K] \big(\frac{\gamma + (1 - \gamma)(1 - z)}{\gamma}\big)^{-(1 + \eta)}$.
+With $1 - F' \le e^{\varepsilon_1} (1 - F) + \delta(\varepsilon_1)$, the choice of ε₁ gives
+$\gamma + (1 - \gamma)(1 - F') \le e^{\varepsilon_1} (\gamma + (1 - \gamma)(1 - F))$, and so
+$\varphi'(F) \le e^{(1 + \eta) \varepsilon_1} \varphi'(F')$. Hence
+$f \varphi'(F) - e^{\varepsilon'} f' \varphi'(F') \le
+\varphi'(F) (f - e^{\varepsilon' - (1 + \eta) \varepsilon_1} f')$. Since
+$\varphi'(F) \le \mathbb{E}[K]$, the integral of its positive part is at most
+$\mathbb{E}[K] \, \delta(\varepsilon' - (1 + \eta) \varepsilon_1) = \delta$.
+
+The proof follows Koskela, Redberg & Wang 2024 (arXiv 2402.06701).
+
+**By Rényi divergence** (accountant rdp), for η ≥ 0. If Q has a Rényi divergence of at most
+$\varepsilon(\lambda)$, then the search has at most, for every order $\hat\lambda$ (Papernot &
+Steinke 2022, arXiv 2110.03620, Theorem 2),
 
 $$\varepsilon'(\lambda) = \varepsilon(\lambda)
   + (1+\eta)\Big(1 - \frac{1}{\hat\lambda}\Big) \varepsilon(\hat\lambda)
   + \frac{(1+\eta) \log(1/\gamma)}{\hat\lambda} + \frac{\log \mathbb{E}[K]}{\lambda - 1}.$$
 
-dp-accounting computes it (`RepeatAndSelectDpEvent`). The theorem protects only against readers who
-do *not* know K: the number of trials, and everything about the other trials, must stay secret.
+dp-accounting computes it (`RepeatAndSelectDpEvent`).
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import dp_accounting
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import RdpAccountant
 from scipy import optimize
 
 from bam.core import scalars
 from bam.errors import InputError
 from bam.files import JsonObject
-from bam.privacy import accounting, mechanisms
+from bam.privacy import accounting, mechanisms, pld
+from bam.privacy.accounting import PoissonSteps
 from bam.privacy.mechanisms import Mechanism, OwnEvent
 
 # The file that a search writes into the folder of the chosen trial alone.
 CHOSEN = "chosen.json"
 # Below, there is hardly a choice; above, the trials would take too long.
 LEAST_TRIALS_MEAN, MOST_TRIALS_MEAN, MOST_TRIALS_SHAPE = 1.01, 10_000, 100
+# Below this γ, a search may draw millions of trials.
+LEAST_GAMMA = 1e-6
 ONE = 2**128  # probability 1, as an integer
 # Range of `score_noise_multiplier`. The noise on a score is an integer.
 LEAST_SCORE_NOISE, MOST_SCORE_NOISE = 0.01, 2**20
@@ -49,7 +77,8 @@ class Selection:
 
     Attributes:
       trials_mean: E[K], from 1.01.
-      trials_shape: η ≥ 0; 0 is the logarithmic distribution, 1 the geometric one.
+      trials_shape: η > -1; 0 is the logarithmic distribution, 1 the geometric one. The smaller it
+        is, the more of the searches have a single trial.
       score_noise_multiplier: standard deviation of a score's noise divided by its sensitivity.
 
     Raises:
@@ -70,10 +99,15 @@ class Selection:
                 f"trials_mean must be from {LEAST_TRIALS_MEAN} to {MOST_TRIALS_MEAN}, got "
                 f"{self.trials_mean}"
             )
-        if not 0 <= self.trials_shape <= MOST_TRIALS_SHAPE:
+        if not -1 < self.trials_shape <= MOST_TRIALS_SHAPE:
             raise InputError(
-                f"trials_shape must be from 0 (logarithmic; 1: geometric) to {MOST_TRIALS_SHAPE}, "
-                f"got {self.trials_shape}"
+                f"trials_shape must be above -1 (0: logarithmic, 1: geometric) and at most "
+                f"{MOST_TRIALS_SHAPE}, got {self.trials_shape}"
+            )
+        if self.trials_shape < 0 and self.trials_mean > _mean(LEAST_GAMMA, self.trials_shape):
+            raise InputError(
+                f"trials_mean {self.trials_mean:g} with trials_shape {self.trials_shape:g} may "
+                "draw millions of trials: take a smaller mean or a larger shape"
             )
         if not LEAST_SCORE_NOISE <= self.score_noise_multiplier <= MOST_SCORE_NOISE:
             raise InputError(
@@ -88,8 +122,9 @@ class Selection:
         def excess(log_gamma: float) -> float:
             return math.log(_mean(math.exp(log_gamma), self.trials_shape) / self.trials_mean)
 
-        # The mean grows as 1/γ, so this γ is below the solution.
-        lowest = -math.log(1e3 * (1 + self.trials_shape) * self.trials_mean)
+        lowest = math.log(LEAST_GAMMA)
+        if self.trials_shape >= 0:  # the mean grows as 1/γ, so this γ is below the solution
+            lowest = -math.log(1e3 * (1 + self.trials_shape) * self.trials_mean)
         return math.exp(float(optimize.brentq(excess, lowest, -1e-6, xtol=1e-15)))
 
     def num_trials(self, uniform: float | Fraction) -> int:
@@ -139,8 +174,8 @@ def best_of_trials(
 
 
 def _check_trial(unit: str, accountant: str, private: bool) -> None:
-    if accountant != "rdp" or not private:
-        raise InputError("a private choice needs private runs with accountant rdp")
+    if not private:
+        raise InputError("a private choice needs private runs")
     if unit == "user":
         raise InputError(
             "a private choice does not protect users, because scores count examples: use "
@@ -158,10 +193,8 @@ class TrialsDpEvent(OwnEvent):
     num_steps: int
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """Returns ε of the search, which only RDP bounds here."""
-        if accountant != "rdp":
-            raise InputError("a private choice needs private runs with accountant rdp")
-        return epsilon(delta=delta, **vars(self))
+        """Returns ε of the search, by PLD or RDP."""
+        return epsilon(delta=delta, accountant=accountant, **vars(self))
 
     def least_noise(self, target_epsilon: float, delta: float, accountant: str) -> float:
         """Returns the smallest σ of a trial's training, see `noise_multiplier`."""
@@ -171,18 +204,18 @@ class TrialsDpEvent(OwnEvent):
             delta=delta,
             sampling_prob=self.sampling_prob,
             num_steps=self.num_steps,
+            accountant=accountant,
         )
 
     def as_dp_accounting(self) -> RepeatAndSelectDpEvent:
-        """Returns the event in dp-accounting."""
-        trial = _trial(
-            self.selection.score_noise_multiplier,
-            self.noise_multiplier,
-            self.sampling_prob,
-            self.num_steps,
-        )
+        """Returns the event in dp-accounting, which bounds it by RDP alone."""
         chosen = self.selection
-        return RepeatAndSelectDpEvent(trial, chosen.trials_mean, chosen.trials_shape)
+        return RepeatAndSelectDpEvent(self.trial(), chosen.trials_mean, chosen.trials_shape)
+
+    def trial(self) -> dp_accounting.DpEvent:
+        """Returns the event of one trial in dp-accounting."""
+        score = self.selection.score_noise_multiplier
+        return _event(_trial(score, self.noise_multiplier, self.sampling_prob, self.num_steps))
 
 
 def epsilon(
@@ -192,41 +225,93 @@ def epsilon(
     sampling_prob: float,
     num_steps: int,
     delta: float,
-    orders: tuple[float, ...] | None = None,
+    accountant: str = "pld",
 ) -> float:
-    """Returns ε of releasing only the best trial, with its setting and score, by RDP.
+    """Returns ε of releasing only the best trial, with its setting and score.
 
     A trial has T steps of the Poisson-sampled Gaussian mechanism and one noised score. All trials
-    have the same σ, q and T. `orders` are Rényi orders; None takes dp-accounting's. The other
-    arguments and errors are those of `accounting.epsilon`. RDP is the only accountant here that
-    bounds a search.
+    have the same σ, q and T. `accountant` is "pld" or "rdp". The other arguments and errors are
+    those of `accounting.epsilon`; "pld" must resolve δ / E[K], and "rdp" takes no η below 0.
 
     Examples:
       >>> run = dict(noise_multiplier=3.5, sampling_prob=0.1782, num_steps=100, delta=1e-5)
-      >>> round(epsilon(Selection(8, 1, 10), **run), 2)
-      4.58
+      >>> by = ("pld", "rdp")
+      >>> [round(epsilon(Selection(8, 1, 10), accountant=x, **run), 2) for x in by]
+      [3.34, 4.58]
     """
     steps = accounting.read_steps(sampling_prob, num_steps, delta)
-    accounting.check_steps(*steps, "rdp")
+    if accountant not in BOUNDS:
+        raise InputError(f"a private choice needs accountant pld or rdp, not {accountant}")
+    accounting.check_steps(*steps, accountant)
     sigma = scalars.real("noise_multiplier", noise_multiplier)
     accounting.check_noise_multiplier(sigma)
-    return _epsilon(selection, sigma, *steps, orders)
+    if sigma == 0 and steps[0] > 0 and steps[1] > 0:
+        return math.inf
+    return BOUNDS[accountant](selection, sigma, *steps)
 
 
 @functools.lru_cache(maxsize=4096)
-def _epsilon(
+def by_pld(
     selection: Selection,
     noise_multiplier: float,
     sampling_prob: float,
     num_steps: int,
     delta: float,
-    orders: tuple[float, ...] | None,
+    spacing: float = pld.FINE,
 ) -> float:
-    if noise_multiplier == 0 and sampling_prob > 0 and num_steps > 0:
-        return math.inf
+    """Returns ε of the search by privacy profiles, from tables with this spacing."""
+    trial = _trial(selection.score_noise_multiplier, noise_multiplier, sampling_prob, num_steps)
+    share = delta / selection.trials_mean
+    accounting.check_tables(trial, share)
+    profile, error = pld.compose(trial, spacing)
+    first = _epsilon_1(selection.gamma, profile, error)
+    return (
+        float(profile.get_epsilon_for_delta(share - error)) + (1 + selection.trials_shape) * first
+    )
+
+
+def epsilon_1(
+    selection: Selection, noise_multiplier: float, sampling_prob: float, num_steps: int
+) -> tuple[float, float]:
+    """Returns ε₁ of the bound by privacy profiles, and the rounding error of its δ."""
+    trial = _trial(selection.score_noise_multiplier, noise_multiplier, sampling_prob, num_steps)
+    profile, error = pld.compose(trial)
+    return _epsilon_1(selection.gamma, profile, error), error
+
+
+def _epsilon_1(gamma: float, profile: PrivacyLossDistribution, error: float) -> float:
+    def excess(epsilon: float) -> float:  # falls with ε; any ε at which it is not above 0 will do
+        delta = min(1.0, float(profile.get_delta_for_epsilon(epsilon)) + error)
+        return delta - math.expm1(epsilon) * gamma / (1 - gamma)
+
+    # At log 1/γ, the second term is 1.
+    first = float(optimize.brentq(excess, 0.0, -math.log(gamma) * (1 + 1e-9), xtol=1e-12))
+    while excess(first) > -1e-13:  # so that late digits do not decide
+        first += 1e-10
+    return first
+
+
+@functools.lru_cache(maxsize=4096)
+def by_rdp(
+    selection: Selection,
+    noise_multiplier: float,
+    sampling_prob: float,
+    num_steps: int,
+    delta: float,
+    orders: tuple[float, ...] | None = None,
+) -> float:
+    """Returns ε of the search by RDP at these orders, or at dp-accounting's."""
+    if selection.trials_shape < 0:
+        raise InputError(
+            f"accountant rdp needs trials_shape from 0, got {selection.trials_shape:g}: use "
+            "accountant pld"
+        )
     best = TrialsDpEvent(selection, noise_multiplier, sampling_prob, num_steps).as_dp_accounting()
     with accounting.without_order_warnings():
         return float(RdpAccountant(orders).compose(best).get_epsilon(delta))
+
+
+BOUNDS: dict[str, Callable[..., float]] = {"pld": by_pld, "rdp": by_rdp}
 
 
 def noise_multiplier(
@@ -236,32 +321,51 @@ def noise_multiplier(
     delta: float,
     sampling_prob: float,
     num_steps: int,
+    accountant: str = "pld",
 ) -> float:
     """Returns the smallest σ of the trials' training that keeps the whole search within (ε, δ).
 
-    ε is never above the target and at most a relative 1e-5 below it. InputError as in
-    `accounting.noise_multiplier`, and if choosing and scoring trials leaves less than a tenth of
-    the target for training.
+    ε is never above the target and at most a relative 1e-5 below it; by "pld" it is further below
+    if a σ below 0.1 suffices, or if q · T ≤ δ / E[K]. InputError as in `accounting.noise_multiplier`, and if choosing and
+    scoring trials leaves less than a tenth of the target for training.
     """
     target_epsilon = scalars.real("target_epsilon", target_epsilon)
-    sampling_prob, num_steps, delta = accounting.read_steps(sampling_prob, num_steps, delta)
-    steps: JsonObject = {"sampling_prob": sampling_prob, "num_steps": num_steps, "delta": delta}
-    accounting.check_search(target_epsilon, sampling_prob, num_steps)
+    steps = accounting.read_steps(sampling_prob, num_steps, delta)
+    accounting.check_search(target_epsilon, *steps[:2])
+    names = ("sampling_prob", "num_steps", "delta")
+    mechanism: JsonObject = dict(zip(names, steps, strict=True)) | {"accountant": accountant}
     # σ = ∞ leaves the cost of drawing and scoring trials.
-    without_training = epsilon(selection, noise_multiplier=math.inf, **steps)
+    without_training = epsilon(selection, noise_multiplier=math.inf, **mechanism)
     if without_training > 0.9 * target_epsilon:
         raise InputError(
             f"the choice alone costs epsilon {without_training:.3g} of {target_epsilon:g}: take "
             "fewer trials on average, more noise on the score, or a larger epsilon"
         )
 
-    def spent(sigma: float, orders: tuple[float, ...] | None = None) -> float:
-        return epsilon(selection, noise_multiplier=sigma, orders=orders, **steps)
+    def spent(sigma: float) -> float:
+        return epsilon(selection, noise_multiplier=sigma, **mechanism)
 
-    # A few orders bracket σ; all of them refine it. For a small target no noise is enough by a few.
-    near, few = 1.0, accounting.FEW_ORDERS
-    if spent(math.inf, few) <= 0.9 * target_epsilon:
-        near = accounting.least_noise(lambda sigma: spent(sigma, few), target_epsilon, near, 1e-2)
+    near = 1.0
+    if accountant == "rdp":
+        # A few orders bracket σ; all of them refine it. For a small target no noise is enough by a
+        # few.
+        few = lambda sigma: by_rdp(selection, sigma, *steps, accounting.FEW_ORDERS)  # noqa: E731
+        if few(math.inf) <= 0.9 * target_epsilon:
+            near = accounting.least_noise(few, target_epsilon, near, 1e-2)
+    else:
+        # A search costs more than one training at its share of δ, whose σ begins the bracket.
+        one = mechanism | {"delta": steps[2] / selection.trials_mean}
+        near = accounting.noise_multiplier(target_epsilon=target_epsilon, **one)
+        # If δ covers all draws of an example, hardly any noise is needed, and tables are long.
+        is_covered = steps[0] * steps[1] <= one["delta"]
+        least = 1.0 if is_covered else accounting.LEAST_PLD_NOISE
+        near = max(near, least)
+        if near == least and spent(near) <= target_epsilon:
+            return near
+        spacing = min(pld.COARSE, target_epsilon / 50, steps[0] / near)
+        if spacing > 5 * pld.FINE:  # otherwise it is hardly cheaper
+            coarse = lambda sigma: by_pld(selection, sigma, *steps, spacing)  # noqa: E731
+            near = accounting.least_noise(coarse, target_epsilon, near, 1e-3)
     return accounting.least_noise(spent, target_epsilon, near, 1e-5)
 
 
@@ -280,7 +384,7 @@ def composed_epsilon(
 
     With one trial, it is the ε of that trial alone. `accountant` is "pld" or "rdp".
     """
-    trial = _trial(score_noise_multiplier, noise_multiplier, sampling_prob, num_steps)
+    trial = _event(_trial(score_noise_multiplier, noise_multiplier, sampling_prob, num_steps))
     accountants = {"pld": PLDAccountant, "rdp": RdpAccountant}
     if accountant not in accountants:
         raise InputError(f"unknown accountant {accountant!r}; choose from pld, rdp")
@@ -291,13 +395,21 @@ def composed_epsilon(
 
 def _trial(
     score_noise_multiplier: float, noise_multiplier: float, sampling_prob: float, num_steps: int
-) -> dp_accounting.DpEvent:
-    """Returns the event of a training and one noised score of its result."""
-    score = dp_accounting.GaussianDpEvent(score_noise_multiplier)
+) -> list[PoissonSteps]:
+    """Returns the Gaussians of a training and of one noised score of its result."""
+    score = PoissonSteps(score_noise_multiplier, 1.0, 1)
     if num_steps == 0 or sampling_prob == 0 or math.isinf(noise_multiplier):
-        return score
-    training = accounting.poisson_event(noise_multiplier, sampling_prob, num_steps)
-    return dp_accounting.ComposedDpEvent([training, score])
+        return [score]
+    return [PoissonSteps(noise_multiplier, sampling_prob, num_steps), score]
+
+
+def _event(trial: Sequence[PoissonSteps]) -> dp_accounting.DpEvent:
+    """Returns a trial as an event of dp-accounting."""
+    *training, score = trial
+    noised_score = dp_accounting.GaussianDpEvent(score.noise_multiplier)
+    if not training:
+        return noised_score
+    return dp_accounting.ComposedDpEvent([accounting.poisson_event(*training[0]), noised_score])
 
 
 def _mean(gamma: float, shape: float) -> float:

@@ -19,7 +19,7 @@ from bam.core import slots
 from bam.errors import InputError
 from bam.files import JsonMapping, JsonObject
 from bam.part_table import BEST_OF_TRIALS
-from bam.privacy import accounting, ledger, pld, random_allocation, tradeoff
+from bam.privacy import accounting, ledger, pld, random_allocation, selection, tradeoff
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import round_down, round_up
 from bam.privacy.run import PrivateRun
@@ -511,12 +511,14 @@ def fields_on_other_uses(
 
 
 def _recomputation_fields(plan: PrivacyPlan) -> JsonObject:
-    """Returns fields for the three lines of Python that compute ε again without bam."""
+    """Returns fields for the lines of Python that compute ε again without bam."""
     delta, steps, bands = plan.delta - plan.overflow, plan.dp_event, len(plan.mechanism.strategy)
     event = plan.mechanism.event(plan.noise_multiplier, plan.num_steps)
     is_allocated = isinstance(event, random_allocation.AllocatedGaussianDpEvent)
+    by_profiles = isinstance(event, selection.TrialsDpEvent) and plan.accountant == "pld"
+    by = "PLD_accounting" if is_allocated else "profiles" if by_profiles else plan.accountant
     fields = {
-        "computed_by": "PLD_accounting" if is_allocated else plan.accountant,
+        "computed_by": by,
         "overflow": f"{plan.overflow:g}",
         "delta_left": delta,
         "noise_is": "correlated" if bands > 1 else "independent",
@@ -529,6 +531,11 @@ def _recomputation_fields(plan: PrivacyPlan) -> JsonObject:
         spacing, truncation = random_allocation.settings(sigma, batches, epochs, delta)
         fields |= {"period": batches, "num_epochs": epochs}
         return fields | {"spacing": spacing, "truncation": truncation}
+    if by_profiles:
+        assert isinstance(event, selection.TrialsDpEvent)
+        first, error = selection.epsilon_1(**vars(event))
+        fields |= {"epsilon_1": first, "gamma": event.selection.gamma, "profile_error": error}
+        return fields | {"event": repr(event.trial())}
     if steps is None:
         return fields | {"event": repr(event.as_dp_accounting())}
     return fields | {

@@ -27,6 +27,7 @@ from bam.privacy import accounting
 from bam.privacy.plan import PrivacyPlan
 from bam.privacy.rounding import round_down, round_up
 from bam.privacy.selection import CHOSEN, Selection, composed_epsilon
+from bam.privacy.selection import epsilon as epsilon_of_search
 from bam.sweep import runs
 from bam.training import loop, parts, rundir, score
 from bam.training.keys import CHANGEABLE
@@ -34,9 +35,8 @@ from bam.training.keys import CHANGEABLE
 with needs("train"):
     from ml_collections import ConfigDict
 
-# Set in the config of every trial. RDP, because the theorem is one of Rényi DP; no further figures,
-# because nobody may look at them.
-FIXED = {"accountant": "rdp", "eval.every": 0, "diagnostics.every": 0}
+# Set in the config of every trial: no further figures, because nobody may look at them.
+FIXED = {"eval.every": 0, "diagnostics.every": 0}
 BITS = 128  # of the uniform number from which the number of trials follows
 ANOTHER = "a new search is a second release: its ε adds to this one's"
 TRIALS = "trials.json"  # the trials as drawn, with their settings and scores; secret
@@ -151,9 +151,9 @@ def costs(plan: PrivacyPlan) -> list[JsonObject]:
         for key in ("noise_multiplier", "sampling_prob", "num_steps", "delta")
     }
     num, noise = math.ceil(selection.trials_mean), selection.score_noise_multiplier
-    rows: list[JsonObject] = [
-        {"what": "the search, its best trial released", "rdp": plan.epsilon, "pld": None}
-    ]
+    total = _by_accountant(functools.partial(epsilon_of_search, selection, **mechanism))
+    total[plan.accountant] = plan.epsilon
+    rows: list[JsonObject] = [{"what": "the search, its best trial released", **total}]
     for spending, num_trials in (
         (f"a grid of {num} such trials, by composition", num),
         ("one such trial, its score included", 1),
@@ -328,7 +328,8 @@ def _choose(
 ) -> Path:
     """Marks the trial with the best score, and links to it.
 
-    A tie goes to the first trial, which is as good as a random one: trials are exchangeable.
+    A tie goes to the first trial. The proof assumes a random one, which is the same: trials are
+    exchangeable, whatever their number.
     """
     best = max(range(len(trials)), key=lambda number: trials[number]["score"])
     unit = score.unit_of(_selection(plan).score_noise_multiplier)
