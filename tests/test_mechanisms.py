@@ -107,8 +107,8 @@ def test_a_plan_without_privacy_asks_no_accountant_of_its_mechanism(name):
         ({"mechanism": "best_of_trials"}, "best_of_trials does not take"),
         ({"mechanism": "best_of_trials", "mechanism_options": {"foo": 1}}, "does not take"),
         (
-            {"mechanism": "best_of_trials", "mechanism_options": TRIALS, "accountant": "pld"},
-            "needs private runs with accountant rdp",
+            {"mechanism": "best_of_trials", "mechanism_options": TRIALS | {"trials_shape": -0.5}},
+            "accountant rdp needs trials_shape from 0",
         ),
         (
             {"mechanism": "best_of_trials", "mechanism_options": TRIALS | {"trials_mean": 0.5}},

@@ -274,9 +274,13 @@ def test_an_error_of_a_trial_does_not_say_its_number(tmp_path, monkeypatch):
         ({"held_out": True}, "--score=held_out and --holdout=N belong together"),
         ({"holdout": 9, "held_out": False}, "belong together"),
         ({"seed": 1}, "sets seed itself"),
-        ({"accountant": "pld"}, "sets accountant itself"),
+        ({"accountant": "gdp"}, "accountant gdp is asymptotic"),
+        (
+            {"accountant": "rdp", "trials": (3.0, -0.5, 10.0)},
+            "accountant rdp needs trials_shape from 0",
+        ),
         ({"checkpoint.every": 0}, "releases a checkpoint: set --config.checkpoint.every"),
-        ({"trials": (3.0, np.inf, 10.0)}, "trials_shape must be from 0"),
+        ({"trials": (3.0, np.inf, 10.0)}, "trials_shape must be above -1"),
         ({"trials": (3.0, 1.0, 0.1)}, "the choice alone costs epsilon"),
         ({"epsilon": np.inf}, "no privacy at epsilon inf"),
         (
@@ -309,7 +313,7 @@ def command(workdir, *more):
             "leave out --smaller and --out",
         ),  # its ε would be ten times as large
         (("--private", "--out=table"), "leave out --smaller and --out"),
-        (("--private", "--set=accountant=pld,rdp"), "--private sets accountant: leave it out"),
+        (("--private", "--set=accountant=pld,rdp"), "all settings must have one plan"),
         (("--private", "--set=eval.every=1,2"), "--private sets eval.every: leave it out"),
     ],
 )

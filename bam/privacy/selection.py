@@ -169,17 +169,29 @@ def best_of_trials(
         # The overflow probability is shared by the draws of all trials.
         capacity=lambda probability: one.capacity(probability / trials.trials_mean),
         event=lambda sigma, num_steps: TrialsDpEvent(trials, sigma, one.sampling_prob, num_steps),
-        check=_check_trial,
+        check=functools.partial(_check_trial, trials),
     )
 
 
-def _check_trial(unit: str, accountant: str, private: bool) -> None:
+def _check_trial(trials: Selection, unit: str, accountant: str, private: bool) -> None:
+    _check_bound(trials, accountant)
     if not private:
         raise InputError("a private choice needs private runs")
     if unit == "user":
         raise InputError(
             "a private choice does not protect users, because scores count examples: use "
             "group_size 0"
+        )
+
+
+def _check_bound(selection: Selection, accountant: str) -> None:
+    """Raises InputError unless the accountant bounds the search."""
+    if accountant not in BOUNDS:
+        raise InputError(f"a private choice needs accountant pld or rdp, not {accountant}")
+    if accountant == "rdp" and selection.trials_shape < 0:
+        raise InputError(
+            f"accountant rdp needs trials_shape from 0, got {selection.trials_shape:g}: use "
+            "accountant pld"
         )
 
 
@@ -240,8 +252,7 @@ def epsilon(
       [3.34, 4.58]
     """
     steps = accounting.read_steps(sampling_prob, num_steps, delta)
-    if accountant not in BOUNDS:
-        raise InputError(f"a private choice needs accountant pld or rdp, not {accountant}")
+    _check_bound(selection, accountant)
     accounting.check_steps(*steps, accountant)
     sigma = scalars.real("noise_multiplier", noise_multiplier)
     accounting.check_noise_multiplier(sigma)
@@ -301,11 +312,6 @@ def by_rdp(
     orders: tuple[float, ...] | None = None,
 ) -> float:
     """Returns ε of the search by RDP at these orders, or at dp-accounting's."""
-    if selection.trials_shape < 0:
-        raise InputError(
-            f"accountant rdp needs trials_shape from 0, got {selection.trials_shape:g}: use "
-            "accountant pld"
-        )
     best = TrialsDpEvent(selection, noise_multiplier, sampling_prob, num_steps).as_dp_accounting()
     with accounting.without_order_warnings():
         return float(RdpAccountant(orders).compose(best).get_epsilon(delta))
@@ -326,8 +332,9 @@ def noise_multiplier(
     """Returns the smallest σ of the trials' training that keeps the whole search within (ε, δ).
 
     ε is never above the target and at most a relative 1e-5 below it; by "pld" it is further below
-    if a σ below 0.1 suffices, or if q · T ≤ δ / E[K]. InputError as in `accounting.noise_multiplier`, and if choosing and
-    scoring trials leaves less than a tenth of the target for training.
+    if a σ below 0.1 suffices, or if q · T ≤ δ / E[K]. InputError as in
+    `accounting.noise_multiplier`, and if choosing and scoring trials leaves less than a tenth of
+    the target for training.
     """
     target_epsilon = scalars.real("target_epsilon", target_epsilon)
     steps = accounting.read_steps(sampling_prob, num_steps, delta)
