@@ -123,6 +123,7 @@ def golden_fields():
 def other_fields():
     """Facts that make every choice that no golden shows."""
     yield fields(allocated())
+    yield fields(quick(golden.plan_of("private_search"), accountant="pld"))
     yield fields(quick(golden.plan_of("own_loop")))
     yield fields(quick(golden.plan_of("own_loop")), {"clip_norm_from": None})
     yield loop_fields("user_poisson", is_proved=True)
@@ -177,13 +178,15 @@ def unused(texts, known):
     ) - texts.keys() - known
 
 
+COMPUTED = ("accounted", "package", "rounding_note", "orders", "lines")
 # What no golden shows; other tests here do, or those of random allocation.
 UNSEEN = {
     ("not_recorded", None), ("batch_rows", "1/b"), ("bounded", "proved"),
     ("whose_gradients", "user"), ("clip_norm_from", "not told"), ("scale_row", "True"),
     ("not_said", "True"),
     *((name, x) for name in ("but_norms", "norms_row") for x in ("told", "covered")),
-    *((name, "PLD_accounting") for name in ("package", "rounding_note", "orders", "lines")),
+    *((name, "PLD_accounting") for name in COMPUTED),
+    *((name, "profiles") for name in COMPUTED),
 }  # fmt: skip
 
 
