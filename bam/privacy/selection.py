@@ -77,9 +77,9 @@ class Selection:
 
     Attributes:
       trials_mean: E[K], from 1.01.
-      trials_shape: η > -1; 0 is the logarithmic distribution, 1 the geometric one. At an equal mean,
-        a smaller η costs less, but more of the searches have a single trial. At an equal chance
-        that some trial has one of the best settings, η = 1 costs least or nearly so.
+      trials_shape: η > -1; 0 is the logarithmic distribution, 1 the geometric one. At an equal
+        mean, a smaller η costs less, but more of the searches have a single trial. At an equal
+        chance that some trial has one of the best settings, η = 1 costs least or nearly so.
       score_noise_multiplier: standard deviation of a score's noise divided by its sensitivity.
 
     Raises:
