@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax_privacy import auditing
+from scipy import special, stats
 
 import bam
-from bam.audit import one_run, whole_run
+from bam.audit import canary, one_run, whole_run
 from bam.audit.audited import with_step
 from bam.core import sampling
 from bam.privacy import tradeoff
@@ -31,6 +32,7 @@ def test_one_run_gives_away_no_more_than_it_claims():
     bounds = one_run.bounds(one_run.run(built(), NUM_CANARIES, seed=0), built().plan)
     assert bounds.num_guesses == 30
     assert bounds.epsilon_lower_any <= bounds.epsilon_lower <= built().plan.epsilon
+    assert 0 < bounds.epsilon_lower_independent <= built().plan.epsilon
 
 
 def test_noise_that_is_too_small_is_caught_by_one_run():
@@ -41,6 +43,7 @@ def test_noise_that_is_too_small_is_caught_by_one_run():
     found = one_run.run(planted_run, NUM_CANARIES, seed=0)
     bounds = one_run.bounds(found, built().plan)
     assert 1.5 < bounds.epsilon_lower_any < bounds.epsilon_lower <= 14
+    assert bounds.epsilon_lower < bounds.epsilon_lower_independent <= 14
 
 
 def test_a_canary_is_an_entry_of_its_own_of_norm_s():
@@ -155,7 +158,89 @@ def test_the_bounds_hold_as_often_as_they_say_and_get_close():
         found.append(one_run.bounds(one_run.OneRun(scores, included, 0.0), plan))
     assert sum(one.epsilon_lower > truth for one in found) <= 5
     assert sum(one.epsilon_lower_any > truth for one in found) <= 5
+    assert sum(one.epsilon_lower_independent > truth for one in found) <= 5
+    assert np.median([one.epsilon_lower_independent for one in found]) > 0.8 * truth
     assert np.median([one.epsilon_lower for one in found]) > 0.4 * truth
+
+
+def audits_of(sigma, num_audits=400, num_canaries=200):
+    """Audits with the scores of 20 steps of the Poisson-sampled Gaussian, planned for σ = 2."""
+    rng, plan = np.random.default_rng(0), poisson_plan()
+    included = rng.random((num_audits, num_canaries)) < 0.5
+    drawn = rng.random((20, *included.shape)) < plan.sampling_prob
+    entries = rng.normal(included * drawn, sigma)
+    ratios = (entries.reshape(20, -1) - 0.5) / plan.noise_multiplier**2
+    scores = one_run.scores_of(ratios, plan).reshape(included.shape)
+    return [one_run.OneRun(*one, 0.0) for one in zip(scores, included, strict=True)]
+
+
+def poisson_plan():
+    return bam.make_plan(
+        num_examples=1000,
+        expected_batch_size=300,
+        num_steps=20,
+        noise_multiplier=2.0,
+        delta=1e-5,
+        accountant="pld",
+    )
+
+
+def refuted(found, sigma):
+    """How many audits refute the Poisson-sampled Gaussian with this σ."""
+    f = canary._tradeoff(sigma, 0.3, 20)
+    correct = [one_run.correct_in_turn(one) for one in found]
+    return sum(not one_run.coins_are_possible(f, len(found[0].scores), n) for n in correct)
+
+
+def test_guesses_of_all_coins_refute_the_truth_in_at_most_one_run_of_twenty():
+    assert refuted(audits_of(sigma=2.0), sigma=2.0) <= 30  # of 400; above 30 at p = 0.01
+
+
+def test_guesses_of_all_coins_catch_noise_that_is_a_third_too_small():
+    assert refuted(audits_of(sigma=4 / 3), sigma=2.0) > 300
+
+
+def test_guesses_of_all_coins_refute_the_truth_too_often_with_a_threshold_from_the_coins():
+    """The control: a threshold that is best for the coins themselves is no fair guess."""
+    f, num_refuted = canary._tradeoff(2.0, 0.3, 20), 0
+    for one in audits_of(sigma=2.0):
+        included = one.included[np.argsort(-one.scores)]
+        best = np.max(np.cumsum(included) - np.cumsum(~included)) + np.sum(~included)
+        num_refuted += not one_run.coins_are_possible(f, len(included), int(best))
+    assert num_refuted > 60
+
+
+def test_guesses_of_all_coins_need_scores_that_are_independent():
+    """The control: all coins get one evidence, so that each has the trade-off function G_μ.
+
+    That is why this bound is an extra, and the other two are for scores of any dependence.
+    """
+    rng, mu, num_canaries, refutes, others_refute = np.random.default_rng(0), 1.0, 200, 0, 0
+    f, num_guesses = tradeoff.gaussian_tradeoff(mu), one_run.guesses(200)
+    for _ in range(400):
+        evidence = abs(mu * rng.normal(mu / 2, 1))  # of |log-likelihood ratio|
+        num_correct = rng.binomial(num_canaries, special.expit(evidence))
+        refutes += not one_run.coins_are_possible(f, num_canaries, num_correct)
+        num_correct = rng.binomial(num_guesses, special.expit(evidence))
+        others_refute += not one_run.tradeoff_is_possible(f, num_canaries, num_guesses, num_correct)
+    assert refutes > 60 and others_refute <= 30
+
+
+def test_the_chance_of_a_right_guess_is_that_of_the_best_test():
+    """Of a Gaussian with μ it is Φ(μ/2), so v right guesses refute μ as a binomial test does."""
+    mu, num_canaries = 0.75, 1000
+    chance = special.ndtr(mu / 2)
+    least = int(stats.binom.isf(0.05, num_canaries, chance)) + 1  # P[B ≥ least] ≤ 0.05
+    f = tradeoff.gaussian_tradeoff(mu)
+    assert not one_run.coins_are_possible(f, num_canaries, least)
+    assert one_run.coins_are_possible(f, num_canaries, least - 1)
+
+
+def test_a_guess_in_turn_knows_only_the_scores_before():
+    scores = np.array([1.0, 2.0, 0.0, np.nan, 1.5])  # medians before: 0, 1, 1.5, 1, 1
+    guesses = np.array([True, True, False, False, True])
+    assert one_run.correct_in_turn(one_run.OneRun(scores, guesses, 0.0)) == 4  # NaN is wrong
+    assert one_run.correct_in_turn(one_run.OneRun(scores, ~guesses, 0.0)) == 0
 
 
 def test_guesses_at_random_bound_nothing_in_most_runs():
@@ -176,6 +261,7 @@ def test_scores_that_are_not_numbers_are_no_guesses():
     assert bounds(np.where(included, 1.0, np.nan)).num_correct <= 100
     nothing = bounds(np.full(2000, np.nan))
     assert nothing.num_correct == nothing.epsilon_lower == nothing.epsilon_lower_any == 0
+    assert nothing.num_correct_of_all == nothing.epsilon_lower_independent == 0
     few = np.where(np.arange(2000) < 1000, np.nan, scores)  # enough others to guess
     assert bounds(few).num_correct == 200
 

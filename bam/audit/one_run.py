@@ -5,10 +5,12 @@ canary's gradient has a single non-zero entry, another one for each canary, and 
 clipped. That is the worst case of the proof, which a picture does not reach. All else is the user's
 run: data, model, method, clip, sampling, noise, optimizer.
 
-The attacker knows everything but the coins and the batches. They read each canary's entry in every
-privatised gradient, and guess "in" for the highest scores and "out" for the lowest. The number of
-correct guesses gives lower bounds on ε: `epsilon_any_mechanism` (Steinke et al. 2023) and
-`tradeoff_is_possible` (Mahloujifar et al. 2024).
+The attacker knows everything but the coins and the canaries' batches. They read each canary's entry
+in every privatised gradient, and guess "in" for the highest scores and "out" for the lowest. The
+number of correct guesses gives lower bounds on ε: `epsilon_any_mechanism` (Steinke et al. 2023) and
+`tradeoff_is_possible` (Mahloujifar et al. 2024). Both hold even if the noise of one entry depends
+on that of another. If noise is independent, as planned, all coins can be guessed one after another,
+and `coins_are_possible` gives a better bound.
 
 NOT PRIVATE: the attacker knows the training data, and the model has learned from canaries. Release
 neither the scores nor the weights of such a run.
@@ -32,7 +34,7 @@ from scipy import optimize, special, stats
 from bam import waits
 from bam.audit import canary
 from bam.audit.audited import with_step
-from bam.audit.whole_run import flat
+from bam.audit.whole_run import clipped_gradient_sum, flat
 from bam.core import chacha, pytree, sampling, seeds
 from bam.core.oracles import Method, Oracle
 from bam.core.pytree import Grads, Params
@@ -52,11 +54,9 @@ with needs("train"):
 
 # The norm of a canary's gradient before clipping, above any clip norm in use.
 CANARY_NORM = 1e6
-# The attacker estimates the other examples' mean gradient from a quarter of a batch.
-SAMPLE_SHARE = 4
-# The share of canaries that are guessed. Fewer guesses are surer, more are better statistics: for
-# 500 to 5000 canaries and a Gaussian mechanism with ε from 1 to 8, a tenth is nearly the best for
-# both bounds.
+# The share of canaries that are guessed if their scores may be dependent. Fewer guesses are surer,
+# more are better statistics: for 500 to 5000 canaries and a Gaussian mechanism with ε from 1 to 8,
+# a tenth is nearly the best for both bounds.
 GUESSED_SHARE = 0.1
 
 
@@ -69,16 +69,20 @@ class OneRun(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Two lower bounds on ε, each with the stated confidence alone, and the guesses behind them.
+    """Three lower bounds on ε, each with the stated confidence alone, and the guesses behind them.
 
-    `epsilon_lower` holds for mechanisms with the trade-off function of the Poisson-sampled Gaussian
-    for some σ, `epsilon_lower_any` for any mechanism. Without Poisson batches, the two are equal.
+    `epsilon_lower_any` holds for any mechanism, and `epsilon_lower` for mechanisms with the
+    trade-off function of the Poisson-sampled Gaussian for some σ. `epsilon_lower_independent` also
+    assumes that the scores of different canaries are independent, see `coins_are_possible`. Without
+    Poisson batches, all three are equal.
     """
 
     epsilon_lower: float
     epsilon_lower_any: float
+    epsilon_lower_independent: float
     num_guesses: int
     num_correct: int
+    num_correct_of_all: int
 
 
 def build(config: ConfigDict, num_canaries: int) -> Trainer:
@@ -163,8 +167,8 @@ def run(
     It writes no file. The score is the logarithm of the likelihood ratio of "in" and "out": the sum
     over the steps of $\log(1 - q + q e^{(x - 1/2)/s^2})$, or with random allocation the sum over
     the epochs of the logarithm of the mean of $e^{(x - 1/2)/s^2}$. Here x is the canary's entry of
-    the privatised sum, less the attacker's estimate of the other examples' sum, divided by S; and s
-    is the spread of all x in the step.
+    the privatised sum, less the sum of the other examples in the batch, divided by S; and s is the
+    planned noise multiplier. So a score depends on the coin, batches and noise of its canary alone.
 
     Args:
       built: a trainer from `build`.
@@ -180,27 +184,22 @@ def run(
     coins_key = seeds.host_key(secrets.randbits(256) if seed is None else seed, "coins")
     coins = chacha.words(coins_key, num_canaries, chacha.nonce(chacha.Stream.COINS, 0))
     included = coins < 2**31
-    rng = np.random.default_rng(0)  # the attacker's
     takes_part = np.ones(num_rows, bool)
     takes_part[num_real:] = included
-    sample_size = min(num_real, max(1, plan.expected_batch_size // SAMPLE_SHARE))
     log_ratios: list[np.ndarray] = []
 
     def scored_step(state: TrainState, batch: DrawnBatch) -> TrainState:
-        sample = rng.choice(num_real, sample_size, replace=False).astype(np.int32)
         indices, mask = np.asarray(batch.examples["row"]), np.asarray(batch.mask)
         # Excluded canaries are masked, so places and draws of the other examples stay the same.
         included_mask = mask & takes_part[np.where(mask, indices, 0)]
+        others = sampling.PaddedBatch(indices, mask).within(num_real)
         is_first = not log_ratios
         with waits.compiling(log, "the step") if is_first else contextlib.nullcontext():
-            mean = flat(built.mean_gradients(state, built.rows(sample))[0].clipped)[entries]
+            known = clipped_gradient_sum(built, state, built.batch(state, others))[entries]
             included_rows = sampling.PaddedBatch(indices, included_mask)
             state = built.step(state, built.batch(state, included_rows))
         total = plan.expected_batch_size * flat(state.private.previous)[entries]
-        x = (total - plan.sampling_prob * num_real * mean) / sensitivity
-        # The median deviation, because the canaries in the batch, a share q, hardly change it.
-        variance = (stats.median_abs_deviation(x) / special.ndtri(0.75)) ** 2
-        log_ratios.append((x - 0.5) / variance)
+        log_ratios.append(((total - known) / sensitivity - 0.5) / plan.noise_multiplier**2)
         return state
 
     result = loop.train(with_step(built, scored_step), seed, on_row=on_row, log=log)
@@ -230,7 +229,7 @@ def scores_of(
 
 
 def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
-    """Lower bounds on ε from one run, with the number of guesses that `guesses` fixes before it.
+    """Lower bounds on ε from one run, with the numbers of guesses that are fixed before it.
 
     A score that is NaN is no evidence: it is guessed last, and then counts as a wrong guess.
     """
@@ -244,15 +243,17 @@ def bounds(seen: OneRun, plan: PrivacyPlan, confidence: float = 0.95) -> Bounds:
     is_in, is_out = seen.included & ~is_nan, ~seen.included & ~is_nan
     num_correct = int(np.sum(is_in[order[-half:]]) + np.sum(is_out[order[:half]]))
     any_mechanism = epsilon_any_mechanism(num_canaries, num_guesses, num_correct, plan.delta, level)
-    epsilon_lower = any_mechanism
+    epsilon_lower = independent = any_mechanism
+    of_all = correct_in_turn(seen)
     if steps := plan.dp_event:
-        epsilon_lower = canary.epsilon_ruled_out(
-            lambda f: tradeoff_is_possible(f, num_canaries, num_guesses, num_correct, level),
-            steps.sampling_prob,
-            steps.num_steps,
-            plan.delta,
+        epsilon_lower, independent = (
+            canary.epsilon_ruled_out(is_allowed, steps.sampling_prob, steps.num_steps, plan.delta)
+            for is_allowed in (
+                lambda f: tradeoff_is_possible(f, num_canaries, num_guesses, num_correct, level),
+                lambda f: coins_are_possible(f, num_canaries, of_all, level),
+            )
         )
-    return Bounds(epsilon_lower, any_mechanism, num_guesses, num_correct)
+    return Bounds(epsilon_lower, any_mechanism, independent, num_guesses, num_correct, of_all)
 
 
 def guesses(num_canaries: int) -> int:
@@ -306,3 +307,44 @@ def tradeoff_is_possible(
         right = min(1.0, right + i / (num_guesses - i) * (least - wrong))
         wrong = least
     return right + wrong <= num_guesses / num_canaries
+
+
+def correct_in_turn(seen: OneRun) -> int:
+    """The number of correct guesses if all coins are guessed, one after another.
+
+    The guess is "in" if the score is above the median of the scores before it. A score that is NaN
+    counts as a wrong guess.
+    """
+    num_correct, before = 0, np.zeros(0)
+    for score, included in zip(seen.scores, seen.included, strict=True):
+        if not np.isnan(score):
+            threshold = np.median(before) if before.size else 0.0
+            num_correct += int((score > threshold) == included)
+            before = np.append(before, score)
+    return num_correct
+
+
+def coins_are_possible(
+    f: tradeoff.Tradeoff, num_canaries: int, num_correct: int, level: float = 0.05
+) -> bool:
+    r"""Whether so many coins may be guessed right, at this level, if f holds canary by canary.
+
+    The hypothesis: given the coins and scores of the canaries before it, a canary's coin is still
+    fair, and its scores with coin 0 and with coin 1 have a trade-off function of at least f, which
+    is symmetric. A correct implementation fulfils it: noise is independent from entry to entry,
+    batches are from example to example, and a score depends on its own canary's coin, batches and
+    noise alone.
+
+    Then at least v of m coins are guessed right with probability at most $P[B \ge v]$, where B is
+    binomial with m draws and probability $1 - a$, and a is the fixed point of f.
+
+    Proof: given the past, a guess is a test of coin 0 against coin 1 with errors α and β ≥ f(α). So
+    it is right with probability $1 - (\alpha + \beta)/2$. That is at most $1 - a$, because f is
+    convex and symmetric, and α + f(α) is least where both are equal. This is so after every past,
+    so the correct guesses are at most, in distribution, the successes of m independent draws.
+
+    The independence is needed: a mechanism with trade-off function f may reveal all coins better
+    in a few of its runs, and worse in the others.
+    """
+    fixed = optimize.brentq(lambda a: float(f(np.array([a]))[0]) - a, 0.0, 1.0, xtol=1e-12)
+    return bool(stats.binom.sf(num_correct - 1, num_canaries, 1 - fixed) > level)
