@@ -197,7 +197,8 @@ def test_guesses_of_all_coins_refute_the_truth_in_at_most_one_run_of_twenty():
 
 
 def test_guesses_of_all_coins_catch_noise_that_is_a_third_too_small():
-    assert refuted(audits_of(sigma=4 / 3), sigma=2.0) > 300
+    found = audits_of(sigma=4 / 3, num_audits=100, num_canaries=1000)
+    assert refuted(found, sigma=2.0) > 90
 
 
 def test_guesses_of_all_coins_refute_the_truth_too_often_with_a_threshold_from_the_coins():
@@ -207,7 +208,7 @@ def test_guesses_of_all_coins_refute_the_truth_too_often_with_a_threshold_from_t
         included = one.included[np.argsort(-one.scores)]
         best = np.max(np.cumsum(included) - np.cumsum(~included)) + np.sum(~included)
         num_refuted += not one_run.coins_are_possible(f, len(included), int(best))
-    assert num_refuted > 60
+    assert num_refuted > 40  # of 400; above 40 at p = 0.00001 if the guess were fair
 
 
 def test_guesses_of_all_coins_need_scores_that_are_independent():
@@ -237,7 +238,7 @@ def test_the_chance_of_a_right_guess_is_that_of_the_best_test():
 
 
 def test_a_guess_in_turn_knows_only_the_scores_before():
-    scores = np.array([1.0, 2.0, 0.0, np.nan, 1.5])  # medians before: 0, 1, 1.5, 1, 1
+    scores = np.array([1.0, 2.0, 0.0, np.nan, 1.5])  # compared with 0, 1, 2 and 1
     guesses = np.array([True, True, False, False, True])
     assert one_run.correct_in_turn(one_run.OneRun(scores, guesses, 0.0)) == 4  # NaN is wrong
     assert one_run.correct_in_turn(one_run.OneRun(scores, ~guesses, 0.0)) == 0

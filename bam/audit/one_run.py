@@ -19,6 +19,7 @@ Sources: Steinke, Nasr, Jagielski 2023, "Privacy Auditing with One (1) Training 
 Melis, Chaudhuri 2024, "Auditing f-Differential Privacy in One Run".
 """
 
+import bisect
 import contextlib
 import dataclasses
 import secrets
@@ -315,12 +316,12 @@ def correct_in_turn(seen: OneRun) -> int:
     The guess is "in" if the score is above the median of the scores before it. A score that is NaN
     counts as a wrong guess.
     """
-    num_correct, before = 0, np.zeros(0)
+    num_correct, before = 0, list[float]()  # sorted
     for score, included in zip(seen.scores, seen.included, strict=True):
         if not np.isnan(score):
-            threshold = np.median(before) if before.size else 0.0
+            threshold = before[len(before) // 2] if before else 0.0
             num_correct += int((score > threshold) == included)
-            before = np.append(before, score)
+            bisect.insort(before, score)
     return num_correct
 
 

@@ -151,8 +151,9 @@ def audit_one_run(flags: FlagValues, rows: list[JsonObject], out: Path | None) -
         f"{bounds.num_correct_of_all} of all {flags.canaries}: ε is at least "
         f"{bounds.epsilon_lower_any:.2f} at {flags.confidence:.0%} confidence, at least "
         f"{bounds.epsilon_lower:.2f} if noise is Gaussian and batches are as planned, and at least "
-        f"{bounds.epsilon_lower_independent:.2f} if both are independent, too; claimed "
-        f"{plan.epsilon:.2f} at δ = {plan.delta:g}{'. THE CLAIM IS WRONG' if wrong else ''}"
+        f"{bounds.epsilon_lower_independent:.2f} if those of different canaries are independent, "
+        f"too; claimed {plan.epsilon:.2f} at δ = {plan.delta:g}"
+        f"{'. THE CLAIM IS WRONG' if wrong else ''}"
     )
     if out:
         rows = [other for other in rows if not identity.items() <= other.items()]
