@@ -56,6 +56,23 @@ def test_a_canary_is_an_entry_of_its_own_of_norm_s():
     np.testing.assert_allclose(total, expected, atol=1e-4)
 
 
+def test_a_score_is_of_its_own_canary_and_not_of_the_other_examples(monkeypatch):
+    config = one_run_config(epsilon=200.0)  # little noise
+    config.augment.update({"views": 2, "shift": 2})  # these are random, but the same when read back
+    moved = one_run.build(config, NUM_CANARIES)
+    sigma, num_steps = moved.plan.noise_multiplier, moved.plan.num_steps
+
+    def spread():
+        """The deviation of the scores of excluded canaries, 1 if it is that of the noise."""
+        found = one_run.run(moved, NUM_CANARIES, seed=0)
+        return np.std(found.scores[~found.included]) * sigma / np.sqrt(num_steps)
+
+    assert 0.85 < spread() < 1.15
+    nothing = np.zeros(moved.num_params)
+    monkeypatch.setattr(one_run, "clipped_gradient_sum", lambda *arguments: nothing)
+    assert spread() > 3  # the control: the others are not subtracted
+
+
 def test_a_canary_takes_part_if_and_only_if_its_coin_says_so():
     seen = []
 

@@ -344,8 +344,8 @@ def coins_are_possible(
     convex and symmetric, and α + f(α) is least where both are equal. This is so after every past,
     so the correct guesses are at most, in distribution, the successes of m independent draws.
 
-    The independence is needed: a mechanism with trade-off function f may reveal all coins better
-    in a few of its runs, and worse in the others.
+    The hypothesis is needed: a mechanism whose scores are dependent may have the trade-off function
+    f for each canary, and still reveal all coins better in a few of its runs.
     """
     fixed = optimize.brentq(lambda a: float(f(np.array([a]))[0]) - a, 0.0, 1.0, xtol=1e-12)
     return bool(stats.binom.sf(num_correct - 1, num_canaries, 1 - fixed) > level)
