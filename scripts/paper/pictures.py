@@ -2,7 +2,7 @@
 
 python -m scripts.paper.pictures
 
-It draws four pictures of docs/figures/site/; the others there are of studies that ended, and were
+It draws five pictures of docs/figures/site/; the others there are of studies that ended, and were
 drawn at the commits 1eb7a78 and 1b935bb. It also draws again the pictures of clipping
 bias, beside their CSV files. `scripts.paper.figures` made those of figures 2 and 4 to 6; earlier
 versions made `lambda`, `scattering/batches` and `bias_accuracy`.
@@ -348,11 +348,30 @@ def _less(
     return differences
 
 
+def audits() -> None:
+    """The lower bounds on ε of audits beside the claims."""
+    rows = {}
+    _, axis = plt.subplots(figsize=(5, 4.2))
+    for y, row in enumerate(_read("docs/audit.json")):
+        is_one_run = "kind" in row
+        which = "_independent" * is_one_run
+        lower, claimed = row[f"empirical_epsilon_lower{which}"], row["claimed_epsilon"]
+        axis.plot((lower, claimed), (y, y), color=BLUE, lw=7, solid_capstyle="butt", alpha=0.35)
+        axis.plot(lower, y, "o", color=BLUE, ms=6)
+        axis.plot(claimed, y, "|", color=BLACK, ms=16, mew=2.5)
+        axis.text(lower - 0.1, y, f"{lower:.2f}", ha="right", va="center", color=BLUE)
+        dataset = row.get("dataset", "").replace("mnist", "MNIST")
+        setting = f"one run, {dataset}" if is_one_run else f"q = {row['sampling_prob']:g}"
+        rows[f"{methods.label(row['method'])}, {setting}"] = row
+    _name_rows(axis, rows)
+    axis.set(title="● lower bound by audit    ┃ claim", xlim=(0, 4.4), xlabel="ε")
+
+
 def draw(folder: Path) -> list[Path]:
     """Draws the pictures of docs/figures/site/ into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for picture in (training, speed, time, own_data):
+    for picture in (training, speed, time, own_data, audits):
         path = folder / f"{picture.__name__}.png"
         with plt.rc_context(STYLE):
             picture()

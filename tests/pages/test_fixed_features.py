@@ -150,7 +150,7 @@ def test_numbers_of_single_runs_and_rounded_ones_are_those_of_the_files(text):
     [ours] = read("prior/epsilon1.json")["rows"]
     paid, free = (x["noise_multiplier"] for x in (private, ours))
     assert f"multiplier of {paid:.1f} in place of {free:.1f}" in text
-    assert round(71.0 - 100 * private["test_accuracy"]) == 14 and "costs fourteen points" in text
+    assert round(71.0 - 100 * private["test_accuracy"]) == 14 and "cost fourteen points" in text
     for epsilon in (1, 3, 8):
         [row] = read(f"prior/epsilon{epsilon}.json")["rows"]
         assert f"{row['accuracy']['mean']:.1f} % at ε = {epsilon}" in text

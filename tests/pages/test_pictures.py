@@ -17,6 +17,7 @@ def test_pictures_are_legible_on_a_phone_and_small(tmp_path):
         "speed.png",
         "time.png",
         "own_data.png",
+        "audits.png",
     ]
     for path in paths:
         with Image.open(path) as image:
