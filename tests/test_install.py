@@ -319,7 +319,8 @@ def test_the_makefile_tells_the_size_of_what_is_installed(target, extras):
     # pip lists no bytecode that `make install` compiles after it, and the demo has none.
     files = {x for x in paths if x.suffix != ".pyc"}
     if target == "installed":
-        files |= {Path(importlib.util.cache_from_source(str(x))) for x in files if x.suffix == ".py"}
+        sources = [x for x in files if x.suffix == ".py"]
+        files |= {Path(importlib.util.cache_from_source(str(x))) for x in sources}
     size = sum(x.stat().st_size for x in files if x.exists()) / 1e9
     assert len(distributions) == pytest.approx(int(said[1]), rel=0.1)
     assert size == pytest.approx(float(said[2]), rel=0.15)
