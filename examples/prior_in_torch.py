@@ -22,7 +22,7 @@ SIDE, PATCH, FLOOR, THRESHOLD, LENGTH = 32, 6, 10 / 255**2, 1.5, 10.0
 LAYERS = {1: 2, 3: 2, 4: 2, 5: 2, 7: 4}  # the network's normalisations, and their places a side
 SHARES = dict.fromkeys(("fine", "coarse", "scattering"), 0.25)
 SHARES |= dict.fromkeys((f"GroupNorm_{k}" for k in LAYERS), 0.05)
-ANGLES, STRIDE = 8, 4
+ANGLES, STRIDE, MOVE = 8, 4, 2
 
 
 def load(folder: str, weights: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -36,25 +36,40 @@ def load(folder: str, weights: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def features(weights: Weights, images: torch.Tensor) -> torch.Tensor:
-    """Each part is whitened, then scaled in each image to mean 0 and its share of the length."""
-    n, *_, channels = images.shape
+    """Each part is whitened and scaled to its share; then large variances of all are reduced."""
+    channels, rows = images.shape[-1], []
     pixels = functional.interpolate(
         images.permute(0, 3, 1, 2), (SIDE, SIDE), mode="bilinear", antialias=True
     )
-    smooth = squares((scattering(pixels) + scattering(pixels.flip(3))) / 2, 4)
-    parts = {"scattering": smooth.clamp(min=0).sqrt()}
-    for part, view in (("fine", pixels), ("coarse", squares(pixels, SIDE // 2))):
-        filters = (weights[f"{channels}/{part}/{name}"] for name in ("mean", "projection"))
-        parts[part] = responses(view, *filters).clamp(min=0).sqrt()
-    parts |= activations(weights, pixels.expand(n, 3, SIDE, SIDE) - 0.5)
-    rows = []
+    views = [parts_of(weights, view) for view in moved(pixels)]
     for part, share in SHARES.items():
-        places = parts[part] if parts[part].ndim == 3 else parts[part].flatten(2).transpose(1, 2)
+        planes = sum(view[part] for view in views) / len(views)
+        places = planes if planes.ndim == 3 else planes.flatten(2).transpose(1, 2)
         centre, matrix = (weights[f"{channels}/{part}/{name}"] for name in ("centre", "matrix"))
         row = ((places - centre) @ matrix).flatten(1)
         row = functional.layer_norm(row, row.shape[1:], eps=1e-5)
         rows.append(row * LENGTH * (share / row.shape[1]) ** 0.5)
-    return torch.cat(rows, dim=1)[:, None, None]
+    centre, directions = (weights[f"{channels}/all/{name}"] for name in ("centre", "directions"))
+    x = torch.cat(rows, dim=1) - centre
+    x = x - (x @ directions.T) @ directions
+    return (x * LENGTH / (x.norm(dim=1, keepdim=True) + 1e-6))[:, None, None]
+
+
+def moved(pixels: torch.Tensor) -> list[torch.Tensor]:
+    """Four views, moved along the diagonals; the two that are moved to one side are mirrored."""
+    wide = functional.pad(pixels, (MOVE,) * 4, mode="reflect")
+    rows = [wide[:, :, i : i + SIDE] for i in (0, 2 * MOVE)]
+    return [x[..., :SIDE] for x in rows] + [x[..., 2 * MOVE :].flip(3) for x in rows]
+
+
+def parts_of(weights: Weights, view: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Each part's features of a view before whitening."""
+    channels = view.shape[1]
+    parts = {"scattering": squares(scattering(view), 4).clamp(min=0).sqrt()}
+    for part, pixels in (("fine", view), ("coarse", squares(view, SIDE // 2))):
+        filters = (weights[f"{channels}/{part}/{name}"] for name in ("mean", "projection"))
+        parts[part] = responses(pixels, *filters).clamp(min=0).sqrt()
+    return parts | activations(weights, view.expand(len(view), 3, SIDE, SIDE) - 0.5)
 
 
 def squares(planes: torch.Tensor, side: int) -> torch.Tensor:
@@ -63,17 +78,14 @@ def squares(planes: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def responses(image: torch.Tensor, mean: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-    """Responses of filters on normalised patches: means over quarters, and left and right."""
+    """Responses of filters on normalised patches: means over quarters."""
     side = image.shape[-1] - PATCH + 1
     halves = torch.zeros(2, side)
     halves[0, : side // 2], halves[1, side // 2 :] = 1 / (side // 2), 1 / (side - side // 2)
-    quarters, views = torch.kron(halves, halves), []
-    for view in (image, image.flip(3)):
-        columns = functional.unfold(view, PATCH).unflatten(1, (view.shape[1], PATCH**2))
-        rows = columns.permute(0, 3, 2, 1).flatten(2)  # of a patch: rows, columns, channels
-        rows = functional.layer_norm(rows, rows.shape[2:], eps=FLOOR)
-        views.append(quarters @ functional.relu((rows - mean) @ filters - THRESHOLD))
-    return (views[0] + views[1]) / 2
+    columns = functional.unfold(image, PATCH).unflatten(1, (image.shape[1], PATCH**2))
+    rows = columns.permute(0, 3, 2, 1).flatten(2)  # of a patch: rows, columns, channels
+    rows = functional.layer_norm(rows, rows.shape[2:], eps=FLOOR)
+    return torch.kron(halves, halves) @ functional.relu((rows - mean) @ filters - THRESHOLD)
 
 
 def activations(weights: Weights, x: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -6,13 +6,14 @@ The network learns for two hours from images of eight kinds (`scripts/drawn.py`)
 image shall have similar outputs (NT-Xent, Chen et al. 2020), and a linear layer tells the image's
 kind and factors. The filters come from 2,000 images of dead leaves, in colour and in grey: for each
 size of patch, 240,000 patches are whitened, and spherical k-means finds directions. Moments of
-drawn images whiten each part. The file's metadata name the commit, and `bam/features/__init__.py`
-has the file's SHA-256. On another processor, or with another number of threads, sums may differ in
-the last bits, and so may the file.
+drawn images whiten each part, and reduce the largest variances of all features. The file's metadata
+name the commit, and `bam/features/__init__.py` has the file's SHA-256. On another processor, or
+with another number of threads, sums may differ in the last bits, and so may the file.
 """
 
 import functools
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import flax.traverse_util
@@ -26,14 +27,25 @@ from jaxtyping import Array, Float, PyTree, UInt8
 
 from bam import files, provenance, waits
 from bam.cli import command, screen
-from bam.features.prior import LAYERS, PATCH, SHARES, SIDE, encoder, normalise, raw, squares
+from bam.features.prior import (
+    LAYERS,
+    PATCH,
+    SHARES,
+    SIDE,
+    encoder,
+    normalise,
+    raw,
+    squares,
+    whitened,
+)
 from bam.features.scattering import inverse_root
 from bam.text import plural
 from scripts import drawn
 
 EACH, ROUNDS = 120, 15  # patches of an image, and rounds of k-means
 RIDGES = dict.fromkeys(SHARES, 0.3) | {"scattering": 1.0}
-MOMENTS = 4000  # images of eight kinds that whiten the network's activations
+MOMENTS = 8000  # images of eight kinds that whiten the network's activations, and all features
+LARGEST, POWER = 100, 0.4  # variances that are reduced, and by which power of them
 BATCH, RATE, TEMPERATURE, CONTRAST = 64, 2e-3, 0.2, 128
 OPTIMIZER = optax.chain(
     optax.clip_by_global_norm(1.0), optax.scale_by_adam(), optax.add_decayed_weights(1e-4)
@@ -66,14 +78,24 @@ def make(
             with waits.awaited(screen.show, f"learning the filters {name}"):
                 mean, projection = directions(pixels, filters, np.random.default_rng(seed + 1))
             weights |= {f"{name}/mean": mean, f"{name}/projection": projection}
+        weights = rounded(weights)
         answers = jax.jit(functools.partial(raw, weights=weights))
         with waits.awaited(screen.show, f"whitening images with {plural(channels, 'channel')}"):
-            layers = {part: x for part, x in answers(others).items() if part in LAYERS}
+            parts = answers(others)
+            layers = {part: parts[part] for part in LAYERS}
             for part, responses in (answers(leaves) | layers).items():
                 name = f"{channels}/{part}"
                 centre, matrix = whitening(np.asarray(responses), RIDGES[part])
-                weights |= {f"{name}/centre": centre, f"{name}/matrix": matrix}
+                weights |= rounded({f"{name}/centre": centre, f"{name}/matrix": matrix})
+            rows = np.asarray(whitened(parts, weights, channels))
+            centre, reduction = largest(rows, LARGEST, POWER)
+            weights |= {f"{channels}/all/centre": centre, f"{channels}/all/directions": reduction}
     return {name: np.asarray(value, np.float16) for name, value in weights.items()}
+
+
+def rounded(weights: Mapping[str, Float[np.ndarray, "..."]]) -> dict[str, Float[np.ndarray, "..."]]:
+    """Returns weights as the file has them: rounded to float16, in float32."""
+    return {k: np.asarray(x, np.float16).astype(np.float32) for k, x in weights.items()}
 
 
 def learn(
@@ -103,8 +125,7 @@ def learn(
                 screen.say(
                     f"step {number + 1} of {steps}, loss {np.mean(losses[-50:]):.3f}, {took}"
                 )
-    named = flax.traverse_util.flatten_dict(params["params"], sep="/")
-    return {name: np.asarray(value, np.float16).astype(np.float32) for name, value in named.items()}
+    return rounded(flax.traverse_util.flatten_dict(params["params"], sep="/"))
 
 
 @jax.jit
@@ -210,6 +231,25 @@ def whitening(
     mean, deviation = answers.mean(axis=0), answers.std(axis=(0, 1)) + 1e-6
     rows = ((answers - mean) / deviation).reshape(-1, answers.shape[-1])
     return mean, inverse_root(rows.T @ rows / len(rows), ridge) / deviation[:, None]
+
+
+def largest(
+    rows: Float[np.ndarray, "n f"], number: int, power: float
+) -> tuple[Float[np.ndarray, " f"], Float[np.ndarray, "k f"]]:
+    """Returns the mean m, and V so that x - V^T V x reduces the largest variances of x - m.
+
+    With `k = min(number, n - 1)`, V has the eigenvectors of the k largest variances w, scaled by
+    `sqrt(1 - (w_k / w_i)^power)`. They come from the products of rows, of which there are fewer
+    than features.
+    """
+    rows = rows.astype(np.float64)
+    mean = rows.mean(axis=0)
+    rows -= mean
+    values, vectors = np.linalg.eigh(rows @ rows.T)
+    number = min(number, len(rows) - 1)
+    values, vectors = values[::-1][:number], vectors[:, ::-1][:, :number]
+    scales = np.sqrt((1 - (values[-1] / values) ** power) / values)
+    return mean, scales[:, None] * (vectors.T @ rows)
 
 
 def main() -> None:

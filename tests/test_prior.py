@@ -134,20 +134,37 @@ def test_weights_are_made_again_to_the_bit(few):
         assert not np.array_equal(few[name], other[name]), name
 
 
+def views(image):
+    """The four views of an image, by indices of the reflected border."""
+    places = np.abs(np.arange(-2, 34))
+    places = np.where(places > 31, 62 - places, places)
+    wide = image[places][:, places]
+    return [wide[i : i + 32, j : j + 32][:, :: -1 if j else 1] for j in (0, 4) for i in (0, 4)]
+
+
+def test_an_image_and_its_mirror_image_have_the_same_four_views():
+    image = IMAGES[0]
+    moved = prior.moved(jnp.asarray(image))
+    np.testing.assert_array_equal(moved, views(image))
+    mirrored = np.asarray(prior.moved(jnp.asarray(image[:, ::-1])))
+    np.testing.assert_array_equal(mirrored[[2, 3, 0, 1]], moved)
+    assert all(abs(view - image).max() > 0.5 for view in views(image))  # none is the image alone
+
+
 def test_filters_answer_as_the_formula_says(few):
     image, mean, projection = IMAGES[0], *(few[f"3/fine/{k}"] for k in ("mean", "projection"))
-    above = np.zeros((27, 27, 7))
-    for view in (image, image[:, ::-1]):
+    halves, roots = (slice(13), slice(13, 27)), []
+    for view in views(image):
+        above = np.zeros((27, 27, 7))
         for i in range(27):
             for j in range(27):
                 patch = view[i : i + 6, j : j + 6].reshape(-1).astype(np.float64)
                 patch = (patch - patch.mean()) / np.sqrt(patch.var() + 10 / 255**2)
-                above[i, j] += np.maximum((patch - mean) @ projection - 1.5, 0) / 2
-    halves = slice(13), slice(13, 27)
-    expected = np.sqrt([above[a, b].mean(axis=(0, 1)) for a in halves for b in halves])
+                above[i, j] = np.maximum((patch - mean) @ projection - 1.5, 0)
+        roots.append(np.sqrt([above[a, b].mean(axis=(0, 1)) for a in halves for b in halves]))
     named = {name: np.asarray(value, np.float32) for name, value in few.items()}
     [answers] = prior.raw(image[None], named)["fine"]
-    np.testing.assert_allclose(answers, expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(answers, np.mean(roots, axis=0), rtol=1e-3, atol=1e-4)
 
 
 def test_activations_are_those_of_the_network_over_squares_and_left_and_right(few):
@@ -163,11 +180,12 @@ def test_activations_are_those_of_the_network_over_squares_and_left_and_right(fe
             kept.append(super()._block(*args, **kwargs))
             return kept[-1]
 
-    images = jnp.asarray(IMAGES[:1])
+    images = jnp.asarray(np.stack(views(IMAGES[0])))
     Watched(144, width=32).apply({"params": unflatten_dict(flat)}, images - 0.5)
     answers = prior.raw(IMAGES[:1], named)
     for block, size, side in ((1, 16, 2), (3, 8, 2), (4, 8, 2), (5, 4, 2), (7, 1, 4)):
-        squares = np.asarray(kept[block][0]).reshape(side, size, side, size, -1).mean(axis=(1, 3))
+        planes = np.asarray(kept[block]).reshape(4, side, size, side, size, -1)
+        squares = planes.mean(axis=(0, 2, 4))
         expected = [
             (squares[row, column] + squares[row, side - 1 - column]) / 2
             for row in range(side)
@@ -186,20 +204,44 @@ def test_grey_images_are_seen_by_the_network_as_coloured_ones(few):
         assert not np.array_equal(few[f"1/{depth}/centre"], few[f"3/{depth}/centre"])
 
 
-def test_each_part_has_the_same_energy_and_mirror_images_are_alike(few):
-    features = prior.with_weights(few)
-    both = np.asarray(features(IMAGES)).reshape(3, -1)
+def test_each_part_has_its_share_before_the_largest_variances_are_reduced(few):
+    named = {name: np.asarray(value, np.float32) for name, value in few.items()}
+    rows = np.asarray(prior.whitened(prior.raw(IMAGES, named), named, 3))
     sizes = {"fine": 28, "coarse": 28, "scattering": 16 * 243, "network": 2 * 384 + 8 * 128}
-    parts = np.split(both, np.cumsum(list(sizes.values()))[:-1], axis=1)
+    parts = np.split(rows, np.cumsum(list(sizes.values()))[:-1], axis=1)
     for part in parts:
         np.testing.assert_allclose((part**2).sum(axis=1), 100 / 4, rtol=1e-2)
-    depths = np.split(parts[-1], np.cumsum([128, 128, 256, 256]), axis=1)
-    for depth in depths:
+    for depth in np.split(parts[-1], np.cumsum([128, 128, 256, 256]), axis=1):
         np.testing.assert_allclose((depth**2).sum(axis=1), 100 / 4 / 5, rtol=1e-2)
-    mirrored = np.asarray(features(IMAGES[:, :, ::-1])).reshape(3, -1)
-    first = sum(sizes.values()) - sizes["network"]
-    np.testing.assert_allclose(mirrored[:, :first], both[:, :first], atol=5e-3)
-    assert np.abs(mirrored - both)[:, first:].max() > 5e-3  # the network is not symmetric
+    centred = rows - named["3/all/centre"]
+    directions = named["3/all/directions"]
+    reduced = centred - np.einsum("kf,kg,ng->nf", directions, directions, centred)
+    expected = 10 * reduced / np.linalg.norm(reduced, axis=1, keepdims=True)
+    features = np.asarray(prior.with_weights(few)(IMAGES)).reshape(3, -1)
+    np.testing.assert_allclose(features, expected, atol=1e-4)
+
+
+def test_mirror_images_have_the_same_features(few, monkeypatch):
+    def difference():
+        features = prior.with_weights(few)
+        return np.abs(features(IMAGES) - features(IMAGES[:, :, ::-1])).max()
+
+    assert difference() < 2e-3
+    monkeypatch.setattr(prior, "moved", lambda image: image[None])
+    assert difference() > 2e-2
+
+
+def test_the_largest_variances_become_smaller_by_the_formula():
+    scales = np.array([9.0, 5.0, 3.0, 1.0, 1.0, 0.5])
+    rows = (RNG.normal(size=(400, 6)) * scales) @ np.linalg.qr(RNG.normal(size=(6, 6)))[0] + 2
+    mean, directions = script.largest(rows, 3, 0.25)
+    np.testing.assert_allclose(mean, rows.mean(axis=0))
+    before = np.linalg.eigvalsh(np.cov(rows, rowvar=False))[::-1]
+    reduced = (rows - mean) - (rows - mean) @ directions.T @ directions
+    after = np.linalg.eigvalsh(np.cov(reduced, rowvar=False))[::-1]
+    np.testing.assert_allclose(after[:3], np.sqrt(before[:3] * before[2]), rtol=1e-9)
+    np.testing.assert_allclose(after[3:], before[3:], rtol=1e-9)
+    assert script.largest(rows[:3], 100, 0.25)[1].shape == (2, 6)  # of fewer rows than variances
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (40, 256, 1), (64, 48, 3)])

@@ -15,10 +15,19 @@ of the strong responses of edges. The fourth part is a network, a ResNet-9 of wi
 to give two views of a drawn image similar outputs, and to tell the image's kind and factors. Its
 features are the means of five layers' activations over quarters or sixteenths.
 
-Filters and scattering are averaged over the image and its mirror image, and the network over left
-and right. Each part, and each layer of the network, is whitened by its moments in drawn images,
-$(R + \lambda I)^{-1/2} (\cdot - \mu)/s$. Then it is scaled in each image to mean 0 and equal
-variance. All features have L2 norm 10, and each of the four parts has norm 5.
+All are averaged over four views of the image, moved by two pixels along the diagonals, two of them
+mirrored. An image and its mirror image have the same views, and a small move of an object changes
+features little. The network is averaged over left and right, too. Each part, and each layer of the
+network, is whitened by its moments in drawn images, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and
+scaled in each image to mean 0 and equal variance, each of the four parts to norm 5.
+
+At last the largest variances in drawn images are reduced. With the k largest eigenvalues $w_i$ of
+the covariance of all features there, and their eigenvectors $u_i$,
+
+$$x \leftarrow (x - m) - \sum_{i \le k} \big(1 - (w_k / w_i)^{2/5}\big) \, u_i u_i^\top (x - m),$$
+
+and all features of an image are scaled to L2 norm 10. The directions in which images differ most
+then take less of this length, and a clipped gradient tells more of the others.
 
 Source: Coates, Lee and Ng 2011 (k-means features); Perronnin, Sánchez and Mensink 2010 (square
 root); Tang et al. 2023, arXiv 2306.06076 (random processes as a prior for private training); Chen
@@ -50,6 +59,7 @@ with needs("train"):
 
 FILE = Path(__file__).with_name("prior.safetensors")
 SIDE, LEAST, MOST = 32, 28, 256
+MOVE = 2  # pixels along both axes by which a view is moved
 PATCH = 6
 FLOOR = 10 / 255**2  # added to a patch's variance, so that flat ones stay flat
 THRESHOLD = 1.5
@@ -95,47 +105,71 @@ def with_weights(weights: Weights) -> FeatureMap:
 
     @jax.jit
     def features(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n 1 1 f"]:
-        _, height, width, channels = images.shape
+        n, height, width, channels = images.shape
         if not (LEAST <= min(height, width) <= max(height, width) <= MOST and channels in (1, 3)):
             raise DataError(
                 f"features.name=prior takes images of {LEAST} to {MOST} pixels a side with 1 or 3 "
                 f"channels, got {height} × {width} × {channels}"
             )
 
-        def whiten(part: str, planes: Float[Array, "n places k"]) -> Float[Array, "n f"]:
-            centre, matrix = (weights[f"{channels}/{part}/{k}"] for k in ("centre", "matrix"))
-            rows = ((planes - centre) @ matrix).reshape(images.shape[0], -1)
-            return jax.nn.standardize(rows) * LENGTH * (SHARES[part] / rows.shape[1]) ** 0.5
-
-        parts = raw(images, weights)
-        each = [whiten(part, parts[part]) for part in SHARES]
-        return jnp.concatenate(each, axis=1)[:, None, None]
+        pixels = jnp.asarray(images, jnp.float32)
+        pixels = jax.image.resize(pixels, (n, SIDE, SIDE, channels), "linear")
+        rows = whitened(raw(pixels, weights), weights, channels)
+        centre, directions = (weights[f"{channels}/all/{k}"] for k in ("centre", "directions"))
+        rows = rows - centre
+        rows = rows - (rows @ directions.T) @ directions
+        rows = rows * LENGTH / (jnp.linalg.norm(rows, axis=1, keepdims=True) + 1e-6)
+        return rows[:, None, None]
 
     return features
 
 
 def raw(
-    images: Float[np.ndarray | Array, "n h w c"], weights: Weights
+    images: Float[np.ndarray | Array, "n s s c"], weights: Weights
 ) -> dict[str, Float[Array, "n places k"]]:
-    """Each part's features before whitening.
+    """Each part's features before whitening, of images of 32 × 32 pixels: means over their views.
 
     Images are mapped one by one, so that the responses of one stay in the processor's cache.
     """
-    n, *_, channels = images.shape
-    pixels = jnp.asarray(images, jnp.float32)
-    pixels = jax.image.resize(pixels, (n, SIDE, SIDE, channels), "linear")
-    return jax.lax.map(functools.partial(_parts, weights=weights), pixels)
+
+    def of_image(image: Float[Array, "s s c"]) -> dict[str, Float[Array, "places k"]]:
+        each = jax.lax.map(functools.partial(_parts, weights=weights), moved(image))
+        return {part: x.mean(axis=0) for part, x in each.items()}
+
+    return jax.lax.map(of_image, jnp.asarray(images, jnp.float32))
 
 
-def _parts(image: Float[Array, "s s c"], weights: Weights) -> dict[str, Float[Array, "places k"]]:
-    channels = image.shape[-1]
-    planes = scattering(mirror=True)(image[None])[0]
-    means = {"scattering": squares(planes, 4).reshape(16, -1)}
-    for part, view in (("fine", image), ("coarse", squares(image, SIDE // 2))):
+def whitened(
+    parts: Mapping[str, Float[Array, "n places k"]], weights: Weights, channels: int
+) -> Float[Array, "n f"]:
+    """Parts side by side, each whitened and scaled to its share of the squared length."""
+    columns = []
+    for part, share in SHARES.items():
+        centre, matrix = (weights[f"{channels}/{part}/{k}"] for k in ("centre", "matrix"))
+        rows = ((parts[part] - centre) @ matrix).reshape(len(parts[part]), -1)
+        columns.append(jax.nn.standardize(rows) * LENGTH * (share / rows.shape[1]) ** 0.5)
+    return jnp.concatenate(columns, axis=1)
+
+
+def moved(image: Float[Array, "s s c"]) -> Float[Array, "4 s s c"]:
+    """Returns views of an image, moved by `MOVE` along the diagonals.
+
+    The two that are moved to one side are mirrored. The image is reflected at its border.
+    """
+    side = len(image)
+    wide = jnp.pad(image, ((MOVE, MOVE), (MOVE, MOVE), (0, 0)), mode="reflect")
+    rows = [wide[i : i + side] for i in (0, 2 * MOVE)]
+    return jnp.stack([x[:, :side] for x in rows] + [x[:, 2 * MOVE :][:, ::-1] for x in rows])
+
+
+def _parts(view: Float[Array, "s s c"], weights: Weights) -> dict[str, Float[Array, "places k"]]:
+    channels = view.shape[-1]
+    means = {"scattering": squares(scattering()(view[None])[0], 4).reshape(16, -1)}
+    for part, pixels in (("fine", view), ("coarse", squares(view, SIDE // 2))):
         filters = (weights[f"{channels}/{part}/{k}"] for k in ("mean", "projection"))
-        means[part] = _pool(view, *filters)
+        means[part] = _pool(pixels, *filters)
     roots = {part: jnp.sqrt(jnp.maximum(mean, 0)) for part, mean in means.items()}
-    return roots | _activations(image, weights)
+    return roots | _activations(view, weights)
 
 
 def encoder() -> ResNet9:
@@ -191,14 +225,10 @@ def normalise(
 def _pool(
     image: Float[Array, "s s c"], mean: np.ndarray, projection: np.ndarray
 ) -> Float[Array, "4 k"]:
-    """Averages responses above the threshold over each quarter and over image and mirror image."""
+    """Averages responses above the threshold over each quarter."""
     side = len(image) - PATCH + 1
     halves = np.zeros((2, side), np.float32)
     halves[0, : side // 2] = 1 / (side // 2)
     halves[1, side // 2 :] = 1 / (side - side // 2)
     quarters = jnp.asarray(np.kron(halves, halves))
-
-    def pool(view: Array) -> Array:
-        return quarters @ jnp.maximum((patches(view) - mean) @ projection - THRESHOLD, 0)
-
-    return (pool(image) + pool(image[:, ::-1])) / 2
+    return quarters @ jnp.maximum((patches(image) - mean) @ projection - THRESHOLD, 0)
