@@ -4,5 +4,5 @@ This folder imports `core`, `data` and `models`.
 """
 
 PRIOR_SHA256 = (
-    "d6c172ecafc75875b48749d330ea9ddb09eb194628d90ed8aa09e84da1864640"  # prior.safetensors
+    "78ddd161ef91566c3e5503e596d672e6629998518fc7eb916716a9f94ddd760f"  # prior.safetensors
 )
