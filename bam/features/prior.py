@@ -146,7 +146,8 @@ def whitened(
     columns = []
     for part, share in SHARES.items():
         centre, matrix = (weights[f"{channels}/{part}/{k}"] for k in ("centre", "matrix"))
-        rows = ((parts[part] - centre) @ matrix).reshape(len(parts[part]), -1)
+        rows = (parts[part] - centre) @ matrix
+        rows = rows.reshape(rows.shape[0], -1)
         columns.append(jax.nn.standardize(rows) * LENGTH * (share / rows.shape[1]) ** 0.5)
     return jnp.concatenate(columns, axis=1)
 
