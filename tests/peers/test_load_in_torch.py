@@ -69,7 +69,10 @@ def test_logits_are_those_of_bam(model, shape, bound, tmp_path):
         np.linspace(*ends, shape[2], dtype=np.float32) for ends in ((0.3, 0.5), (0.2, 0.3))
     )
     built = loop.build(config, datasets.Dataset("own", split, split, 3, mean, std))
-    state = built.init(0)._replace(step=jnp.ones((), jnp.int32))
+    state = built.init(0)
+    private = state.private.privatize
+    private = private._replace(noise=private.noise._replace(step=jnp.ones((), jnp.int32)))
+    state = state._replace(private=state.private._replace(privatize=private))
     moved = jax.tree.map(  # biases are zeros and scales ones at first
         lambda x: x + 0.2 * jax.random.normal(jax.random.key(x.size), x.shape), state.averaged
     )
