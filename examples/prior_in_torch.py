@@ -41,7 +41,7 @@ def features(weights: Weights, images: torch.Tensor) -> torch.Tensor:
     pixels = functional.interpolate(
         images.permute(0, 3, 1, 2), (SIDE, SIDE), mode="bilinear", antialias=True
     )
-    views = [parts_of(weights, view) for view in moved(pixels)]
+    views = [map_view(weights, view) for view in make_views(pixels)]
     for part, share in SHARES.items():
         planes = sum(view[part] for view in views) / len(views)
         places = planes if planes.ndim == 3 else planes.flatten(2).transpose(1, 2)
@@ -55,14 +55,14 @@ def features(weights: Weights, images: torch.Tensor) -> torch.Tensor:
     return (x * LENGTH / (x.norm(dim=1, keepdim=True) + 1e-6))[:, None, None]
 
 
-def moved(pixels: torch.Tensor) -> list[torch.Tensor]:
+def make_views(pixels: torch.Tensor) -> list[torch.Tensor]:
     """Four views, moved along the diagonals; the two that are moved to one side are mirrored."""
     wide = functional.pad(pixels, (MOVE,) * 4, mode="reflect")
     rows = [wide[:, :, i : i + SIDE] for i in (0, 2 * MOVE)]
     return [x[..., :SIDE] for x in rows] + [x[..., 2 * MOVE :].flip(3) for x in rows]
 
 
-def parts_of(weights: Weights, view: torch.Tensor) -> dict[str, torch.Tensor]:
+def map_view(weights: Weights, view: torch.Tensor) -> dict[str, torch.Tensor]:
     """Each part's features of a view before whitening."""
     channels = view.shape[1]
     parts = {"scattering": squares(scattering(view), 4).clamp(min=0).sqrt()}

@@ -36,7 +36,7 @@ from bam.features.prior import (
     normalise,
     raw,
     squares,
-    whitened,
+    whiten_parts,
 )
 from bam.features.scattering import inverse_root
 from bam.text import plural
@@ -78,7 +78,7 @@ def make(
             with waits.awaited(screen.show, f"learning the filters {name}"):
                 mean, projection = directions(pixels, filters, np.random.default_rng(seed + 1))
             weights |= {f"{name}/mean": mean, f"{name}/projection": projection}
-        weights = rounded(weights)
+        weights = round_as_stored(weights)
         answers = jax.jit(functools.partial(raw, weights=weights))
         with waits.awaited(screen.show, f"whitening images with {plural(channels, 'channel')}"):
             parts = answers(others)
@@ -86,14 +86,16 @@ def make(
             for part, responses in (answers(leaves) | layers).items():
                 name = f"{channels}/{part}"
                 centre, matrix = whitening(np.asarray(responses), RIDGES[part])
-                weights |= rounded({f"{name}/centre": centre, f"{name}/matrix": matrix})
-            rows = np.asarray(whitened(parts, weights, channels))
-            centre, reduction = largest(rows, LARGEST, POWER)
+                weights |= round_as_stored({f"{name}/centre": centre, f"{name}/matrix": matrix})
+            rows = np.asarray(whiten_parts(parts, weights, channels))
+            centre, reduction = reduce_largest(rows, LARGEST, POWER)
             weights |= {f"{channels}/all/centre": centre, f"{channels}/all/directions": reduction}
     return {name: np.asarray(value, np.float16) for name, value in weights.items()}
 
 
-def rounded(weights: Mapping[str, Float[np.ndarray, "..."]]) -> dict[str, Float[np.ndarray, "..."]]:
+def round_as_stored(
+    weights: Mapping[str, Float[np.ndarray, "..."]],
+) -> dict[str, Float[np.ndarray, "..."]]:
     """Returns weights as the file has them: rounded to float16, in float32."""
     return {k: np.asarray(x, np.float16).astype(np.float32) for k, x in weights.items()}
 
@@ -125,7 +127,7 @@ def learn(
                 screen.say(
                     f"step {number + 1} of {steps}, loss {np.mean(losses[-50:]):.3f}, {took}"
                 )
-    return rounded(flax.traverse_util.flatten_dict(params["params"], sep="/"))
+    return round_as_stored(flax.traverse_util.flatten_dict(params["params"], sep="/"))
 
 
 @jax.jit
@@ -233,7 +235,7 @@ def whitening(
     return mean, inverse_root(rows.T @ rows / len(rows), ridge) / deviation[:, None]
 
 
-def largest(
+def reduce_largest(
     rows: Float[np.ndarray, "n f"], number: int, power: float
 ) -> tuple[Float[np.ndarray, " f"], Float[np.ndarray, "k f"]]:
     """Returns the mean m, and V so that x - V^T V x reduces the largest variances of x - m.

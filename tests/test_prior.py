@@ -144,9 +144,9 @@ def views(image):
 
 def test_an_image_and_its_mirror_image_have_the_same_four_views():
     image = IMAGES[0]
-    moved = prior.moved(jnp.asarray(image))
+    moved = prior.make_views(jnp.asarray(image))
     np.testing.assert_array_equal(moved, views(image))
-    mirrored = np.asarray(prior.moved(jnp.asarray(image[:, ::-1])))
+    mirrored = np.asarray(prior.make_views(jnp.asarray(image[:, ::-1])))
     np.testing.assert_array_equal(mirrored[[2, 3, 0, 1]], moved)
     assert all(abs(view - image).max() > 0.5 for view in views(image))  # none is the image alone
 
@@ -206,7 +206,7 @@ def test_grey_images_are_seen_by_the_network_as_coloured_ones(few):
 
 def test_each_part_has_its_share_before_the_largest_variances_are_reduced(few):
     named = {name: np.asarray(value, np.float32) for name, value in few.items()}
-    rows = np.asarray(prior.whitened(prior.raw(IMAGES, named), named, 3))
+    rows = np.asarray(prior.whiten_parts(prior.raw(IMAGES, named), named, 3))
     sizes = {"fine": 28, "coarse": 28, "scattering": 16 * 243, "network": 2 * 384 + 8 * 128}
     parts = np.split(rows, np.cumsum(list(sizes.values()))[:-1], axis=1)
     for part in parts:
@@ -227,21 +227,24 @@ def test_mirror_images_have_the_same_features(few, monkeypatch):
         return np.abs(features(IMAGES) - features(IMAGES[:, :, ::-1])).max()
 
     assert difference() < 2e-3
-    monkeypatch.setattr(prior, "moved", lambda image: image[None])
+    monkeypatch.setattr(prior, "make_views", lambda image: image[None])
     assert difference() > 2e-2
 
 
 def test_the_largest_variances_become_smaller_by_the_formula():
     scales = np.array([9.0, 5.0, 3.0, 1.0, 1.0, 0.5])
     rows = (RNG.normal(size=(400, 6)) * scales) @ np.linalg.qr(RNG.normal(size=(6, 6)))[0] + 2
-    mean, directions = script.largest(rows, 3, 0.25)
+    mean, directions = script.reduce_largest(rows, 3, 0.25)
     np.testing.assert_allclose(mean, rows.mean(axis=0))
     before = np.linalg.eigvalsh(np.cov(rows, rowvar=False))[::-1]
     reduced = (rows - mean) - (rows - mean) @ directions.T @ directions
     after = np.linalg.eigvalsh(np.cov(reduced, rowvar=False))[::-1]
     np.testing.assert_allclose(after[:3], np.sqrt(before[:3] * before[2]), rtol=1e-9)
     np.testing.assert_allclose(after[3:], before[3:], rtol=1e-9)
-    assert script.largest(rows[:3], 100, 0.25)[1].shape == (2, 6)  # of fewer rows than variances
+    assert script.reduce_largest(rows[:3], 100, 0.25)[1].shape == (
+        2,
+        6,
+    )  # of fewer rows than variances
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (40, 256, 1), (64, 48, 3)])

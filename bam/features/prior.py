@@ -111,10 +111,9 @@ def with_weights(weights: Weights) -> FeatureMap:
                 f"features.name=prior takes images of {LEAST} to {MOST} pixels a side with 1 or 3 "
                 f"channels, got {height} × {width} × {channels}"
             )
-
         pixels = jnp.asarray(images, jnp.float32)
         pixels = jax.image.resize(pixels, (n, SIDE, SIDE, channels), "linear")
-        rows = whitened(raw(pixels, weights), weights, channels)
+        rows = whiten_parts(raw(pixels, weights), weights, channels)
         centre, directions = (weights[f"{channels}/all/{k}"] for k in ("centre", "directions"))
         rows = rows - centre
         rows = rows - (rows @ directions.T) @ directions
@@ -132,17 +131,17 @@ def raw(
     Images are mapped one by one, so that the responses of one stay in the processor's cache.
     """
 
-    def of_image(image: Float[Array, "s s c"]) -> dict[str, Float[Array, "places k"]]:
-        each = jax.lax.map(functools.partial(_parts, weights=weights), moved(image))
+    def map_image(image: Float[Array, "s s c"]) -> dict[str, Float[Array, "places k"]]:
+        each = jax.lax.map(functools.partial(_parts, weights=weights), make_views(image))
         return {part: x.mean(axis=0) for part, x in each.items()}
 
-    return jax.lax.map(of_image, jnp.asarray(images, jnp.float32))
+    return jax.lax.map(map_image, jnp.asarray(images, jnp.float32))
 
 
-def whitened(
+def whiten_parts(
     parts: Mapping[str, Float[Array, "n places k"]], weights: Weights, channels: int
 ) -> Float[Array, "n f"]:
-    """Parts side by side, each whitened and scaled to its share of the squared length."""
+    """Returns parts side by side, each whitened and scaled to its share of the squared length."""
     columns = []
     for part, share in SHARES.items():
         centre, matrix = (weights[f"{channels}/{part}/{k}"] for k in ("centre", "matrix"))
@@ -152,7 +151,7 @@ def whitened(
     return jnp.concatenate(columns, axis=1)
 
 
-def moved(image: Float[Array, "s s c"]) -> Float[Array, "4 s s c"]:
+def make_views(image: Float[Array, "s s c"]) -> Float[Array, "4 s s c"]:
     """Returns views of an image, moved by `MOVE` along the diagonals.
 
     The two that are moved to one side are mirrored. The image is reflected at its border.

@@ -163,6 +163,6 @@ def test_numbers_of_single_runs_and_rounded_ones_are_those_of_the_files(text):
 def test_the_entries_for_the_leaderboard_claim_what_was_measured():
     entries = (RESULTS / "prior/leaderboard.md").read_text(encoding="utf-8")
     table = scattering()
-    claims = [*(x for e in (1, 3, 8) for x in sweep(f"prior/epsilon{e}.json").values())]
+    claims = [x for e in (1, 3, 8) for x in sweep(f"prior/epsilon{e}.json").values()]
     claims += [estimate(table[epsilon, "dp_sgd"]["accuracy"]) for epsilon in (1, 3, 8)]
     assert re.findall(r"\d+\.\d+ ± \d+\.\d+", entries) == claims
