@@ -11,7 +11,7 @@ import bam
 from bam.core import engine
 from bam.privacy import private_gradient
 from bam.training import config as base
-from bam.training import devices, examples, loop
+from bam.training import devices, loop
 from tests.cases import (
     assert_close,
     assert_same_bits,
@@ -48,8 +48,8 @@ def test_the_program_that_is_checked_against_the_memory_is_that_of_the_steps(use
     config.model.name = "linear"
     built = loop.build(config)
     state, run = built.init(0), built.training(0).run
-    built.check_step(state)
-    rows = examples.Rows(built.dataset.train, built.plan, built.mesh)
+    rows = built.place_rows()
+    built.check_step(state, rows)
     drawn, mask = next(rows.read(run.batch, range(1, 5)))
     batch = private_gradient.batch_of(drawn, mask, 1, np.asarray(state.private.tag))
     assert compilations(lambda: built.step(state, batch)) == 0

@@ -17,6 +17,7 @@ from bam.core import sampling
 from bam.data import common, datasets
 from bam.errors import InputError
 from bam.features import extraction
+from bam.privacy.private_gradient import batch_of
 from bam.training import loop, public_clip, tuning
 from bam.training import step as steps
 from tests.cases import compilations, tiny_digits
@@ -186,7 +187,8 @@ def step_bytes(size, method="dp_sgd"):
     config = tiny_digits(method, microbatch_size=size, num_steps=1)
     built = loop.build(config, hardware=jax.devices()[:1])
     state, nothing = built.init(0), sampling.pad(np.arange(0), built.plan.capacity, 0, 0)
-    return memory.needs(built.step.__wrapped__, state, built.batch(state, nothing)).num_bytes
+    batch = batch_of(*built.place_rows().of(nothing), 1, np.asarray(state.private.tag))
+    return memory.needs(built.step.__wrapped__, state, batch).num_bytes
 
 
 def advised(message):
@@ -214,13 +216,13 @@ def test_a_step_that_does_not_fit_is_refused_before_it_counts_and_the_advice_fit
 def test_a_dry_run_goes_on_with_the_size_that_fits_which_is_compiled_already(monkeypatch):
     free, lines = (step_bytes(8) + step_bytes(256)) // 2, []
     built = with_memory(monkeypatch, free)
-    state = built.init(0)
+    state, rows = built.init(0), built.place_rows()
     with pytest.raises(memory.TooLargeError) as refused:
-        built.check_step(state)
+        built.check_step(state, rows)
     size = advised(str(refused.value))
     smaller = built.with_microbatch_size(size)
-    assert compilations(smaller.check_step, state) == 0
-    fitting = train.fit_memory(built, lines.append)
+    assert compilations(smaller.check_step, state, rows) == 0
+    fitting = train.fit_memory(built, rows, lines.append)
     assert fitting.config.microbatch_size == size and step_bytes(size) <= 0.9 * free
     assert lines == [str(refused.value)]
 

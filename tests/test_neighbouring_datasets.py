@@ -64,7 +64,7 @@ def data_of(num_rows, streamed=False):
 
 
 def first_rows(built, batch_of):
-    rows = examples.Rows(built.dataset.train, built.plan, built.mesh)
+    rows = built.place_rows()
     return next(rows.read(batch_of, range(1, 2)))
 
 
@@ -151,8 +151,8 @@ def moved_by_removing_row_0(is_drawn, users, monkeypatch, by_number=False):
     with config.unlocked():
         config.method = ConfigDict({"name": "examples.random_smoothing:oracle", "radius": 0.5})
     if by_number:  # the control: views and the oracle's key follow the row's number
-        numbered = lambda rows: rows | {"place": rows["row"]}  # noqa: E731
-        monkeypatch.setattr(examples, "with_places", numbered)
+        numbered = lambda rows: (rows | {"place": rows["row"]}, None)  # noqa: E731
+        monkeypatch.setattr(examples, "in_order", numbered)
     drawn = np.concatenate([[0] * is_drawn, 2 * np.arange(1, 40)]).astype(np.int32)
     places = RNG.permutation(60)[: len(drawn)]
     gradients = []

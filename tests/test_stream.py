@@ -1,5 +1,6 @@
 """Data that stay in their files: the batches are those of data in memory, to the bit."""
 
+import functools
 import json
 import re
 import signal
@@ -69,12 +70,14 @@ def test_batches_are_those_in_memory_to_the_bit_and_nothing_else_is_read(data, c
     assert streamed.dataset.train.images.shape == in_memory.dataset.train.images.shape
     train = in_memory.dataset.train
     batch_of = lambda step: in_memory.plan.batch(3, step)  # noqa: E731
-    given = [
-        examples.Rows(x.dataset.train, x.plan, x.mesh).read(batch_of, range(1, 5))
-        for x in (in_memory, streamed)
-    ]
-    for expected, (read, mask) in zip(*given, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, (read, mask), expected)
+    given = [x.place_rows().read(batch_of, range(1, 5)) for x in (in_memory, streamed)]
+    for (numbers, expected_mask), (read, mask) in zip(*given, strict=True):
+        assert numbers["row"].shape == (len(mask),) and numbers.keys() == {"row", "data"}
+        rows, placed = examples.in_order(numbers)
+        expected = jax.vmap(functools.partial(examples.take_row, data=placed))(rows)
+        rows, placed = examples.in_order(read)
+        assert placed is None
+        jax.tree.map(np.testing.assert_array_equal, (rows, mask), (expected, expected_mask))
         for name, all_rows in (("image", train.images), ("label", train.labels)):
             rows = np.asarray(read[name]).reshape(len(mask), *all_rows.shape[1:])
             np.testing.assert_array_equal(rows[mask], all_rows[np.asarray(read["row"])[mask]])

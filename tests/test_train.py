@@ -214,7 +214,7 @@ def test_an_estimate_tells_the_fixed_part_of_a_step_from_that_of_its_examples(
     batches = [sampling.pad(np.arange(256), plan.capacity, 3, number) for number in range(50)]
     rounds = [duration.num_rounds(x.mask, 16, 1, plan.private) for x in batches]
     seconds = plan.training_steps * (0.2 + of_round * np.mean(rounds))
-    estimate = duration.estimate_seconds(with_step(built, step))
+    estimate = duration.estimate_seconds(with_step(built, step), built.place_rows())
     assert plan.expected_batch_size == 256 and min(rounds) >= 16
     assert estimate.seconds == pytest.approx(seconds, rel=0.1)
     assert estimate.least < seconds < estimate.most < 1.8 * estimate.least
@@ -241,7 +241,7 @@ def test_places_behind_the_data_take_no_time_in_an_estimate(monkeypatch):
     batches = [sampling.pad(np.arange(num_drawn), built.plan.capacity, 3, t) for t in range(50)]
     rounds = np.mean([duration.num_rounds(x.mask, 16, 1, True) for x in batches])
     assert num_drawn < 30 and rounds < 10
-    estimate = duration.estimate_seconds(with_step(built, step))
+    estimate = duration.estimate_seconds(with_step(built, step), built.place_rows())
     seconds = built.plan.training_steps * (0.2 + 0.02 * rounds)
     assert estimate.least < seconds < estimate.most
     assert estimate.most < built.plan.training_steps * (0.2 + 0.02 * 16)  # of a whole batch

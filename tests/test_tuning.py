@@ -143,7 +143,7 @@ def test_a_dry_run_times_sizes_if_it_is_asked_and_prints_the_flag_to_add(monkeyp
 
     monkeypatch.setattr(tuning, "_seconds", seconds)
     estimate = duration.Estimate(60, 50, 80)
-    monkeypatch.setattr(duration, "estimate_seconds", lambda trainer: estimate)
+    monkeypatch.setattr(duration, "estimate_seconds", lambda trainer, rows: estimate)
     monkeypatch.setattr(trainers.Trainer, "check_step", lambda *args: None)
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     assert main(DRY) == 0
@@ -171,7 +171,7 @@ def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):
     size_of = lambda x: (x.config.microbatch_size, x.parts.gradient.microbatch_size)  # noqa: E731
     estimate = duration.Estimate(60, 50, 80)
     monkeypatch.setattr(
-        duration, "estimate_seconds", lambda x: sizes.append(size_of(x)) or estimate
+        duration, "estimate_seconds", lambda x, rows: sizes.append(size_of(x)) or estimate
     )
     experiment = loop.build(tiny())
     for tune in (False, True):
@@ -187,7 +187,7 @@ def test_a_dry_run_of_a_step_that_does_not_fit_goes_on_with_a_size_that_does(mon
             raise memory.TooLargeError("--config.microbatch_size=8 fits", 8)
 
     monkeypatch.setattr(trainers.Trainer, "check_step", check_step)
-    monkeypatch.setattr(duration, "estimate_seconds", lambda x: duration.Estimate(60, 50, 80))
+    monkeypatch.setattr(duration, "estimate_seconds", lambda x, rows: duration.Estimate(60, 50, 80))
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     train.dry_run(built, False, lines.append)
     estimate = "about 60 s (50 s to 80 s) of training on this device"
@@ -206,7 +206,7 @@ def test_a_dry_run_of_a_step_that_does_not_fit_goes_on_with_a_size_that_does(mon
 def test_an_estimate_says_that_the_machine_is_busy_before_its_own_work(monkeypatch):
     lines, built = [], loop.build(tiny())
     monkeypatch.setattr(trainers.Trainer, "check_step", lambda *args: None)
-    monkeypatch.setattr(duration, "estimate_seconds", lambda x: duration.Estimate(60, 50, 80))
+    monkeypatch.setattr(duration, "estimate_seconds", lambda x, rows: duration.Estimate(60, 50, 80))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     for load in (12.0, 4.0):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
@@ -227,7 +227,9 @@ def test_a_run_of_days_on_a_cpu_is_told_of_the_changes_that_apply_to_its_config(
     monkeypatch.setattr(trainers.Trainer, "check_step", lambda *args: None)
     for seconds in (3 * 86400.0, 86400.0):  # the second: a control
         estimate = duration.Estimate(seconds, seconds, seconds)
-        monkeypatch.setattr(duration, "estimate_seconds", lambda x, estimate=estimate: estimate)
+        monkeypatch.setattr(
+            duration, "estimate_seconds", lambda x, rows, estimate=estimate: estimate
+        )
         train.dry_run(loop.build(tiny()), False, lines.append)
     assert [line == gpu for line in lines] == [False, True, False]
 

@@ -12,6 +12,7 @@ from bam.cli import command, jax_setup, options, run_lines, screen, signals
 from bam.extras import needs
 from bam.privacy import processes
 from bam.training import devices, duration, loop, methods, named_configs, rundir, tuning
+from bam.training.examples import Rows
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -72,9 +73,10 @@ def dry_run(trainer: loop.Trainer, tune: bool, show: Callable[[str], None]) -> N
         show(f"fastest of {sizes} on {devices.name()}: --config.microbatch_size={size}")
         trainer = trainer.with_microbatch_size(size)
     trainer.load()  # features take minutes, and have lines of their own
-    trainer = fit_memory(trainer, show)
+    rows = trainer.place_rows()
+    trainer = fit_memory(trainer, rows, show)
     with waits.awaited(show, f"timing a step on {devices.name()}"):
-        estimate = duration.estimate_seconds(trainer)
+        estimate = duration.estimate_seconds(trainer, rows)
     size = trainer.config.microbatch_size
     at_once = f", {size} at a time" * (tune or size != asked)
     busy = "; other programs use this machine, so it may be too long" * is_busy
@@ -83,19 +85,19 @@ def dry_run(trainer: loop.Trainer, tune: bool, show: Callable[[str], None]) -> N
         show(advise(trainer.config))
 
 
-def fit_memory(trainer: loop.Trainer, show: Callable[[str], None]) -> loop.Trainer:
+def fit_memory(trainer: loop.Trainer, rows: Rows, show: Callable[[str], None]) -> loop.Trainer:
     """Compiles the step, and returns the trainer or one with a smaller microbatch size that fits.
 
     `memory.TooLargeError` if even one example does not fit.
     """
     try:
         with waits.compiling(show, f"a step on {devices.name()}"):
-            trainer.check_step(trainer.init(0))
+            trainer.check_step(trainer.init(0), rows)
     except memory.TooLargeError as error:
         if not error.fitting:
             raise
         show(str(error))
-        return fit_memory(trainer.with_microbatch_size(error.fitting), show)
+        return fit_memory(trainer.with_microbatch_size(error.fitting), rows, show)
     return trainer
 
 

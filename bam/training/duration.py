@@ -11,6 +11,8 @@ from bam import waits
 from bam.core import sampling
 from bam.core.sampling import PaddedBatch
 from bam.privacy import processes
+from bam.privacy.private_gradient import batch_of
+from bam.training.examples import Rows
 from bam.training.trainer import Trainer
 
 NUM_TIMED = 5  # steps whose times an estimate compares
@@ -32,7 +34,7 @@ class Estimate(NamedTuple):
         return f"about {about} ({' to '.join(ends)})"
 
 
-def estimate_seconds(trainer: Trainer) -> Estimate:
+def estimate_seconds(trainer: Trainer, rows: Rows) -> Estimate:
     """Returns an estimate of the time of training of a whole run on this device, from timed steps.
 
     A step costs a fixed part (noise, optimizer) and a round for each microbatch on every device.
@@ -51,7 +53,8 @@ def estimate_seconds(trainer: Trainer) -> Estimate:
 
     def time_step(padded: PaddedBatch) -> float:
         nonlocal state
-        batch = jax.block_until_ready(trainer.batch(state, padded))
+        step, tag = int(state.step) + 1, np.asarray(state.private.tag)
+        batch = jax.block_until_ready(batch_of(*rows.of(padded), step, tag))
         started = time.perf_counter()
         state = jax.block_until_ready(trainer.step(state, batch))
         # All processes decide alike what is timed next.

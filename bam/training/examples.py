@@ -1,23 +1,23 @@
 """The rows of a run's batches, and the examples that a loss gets: a row with this step's views.
 
-A row has an `image` or the images of a user, their `label` or labels, and its number `row`.
+A row has an `image` or the images of a user, their `label` or labels, and its number `row`. A batch
+has these as arrays `[M, ...]`; or, if the devices' memory holds all data, the numbers alone, and in
+`data` the arrays `[N, ...]` of all rows.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jaxtyping import Array, Int, PyTree
 
 from bam.core.sampling import PADDING, PaddedBatch
 from bam.data import augment, datasets, stream, users
 from bam.data.stream import StoredImages
 from bam.extras import needs
-from bam.privacy import processes
 from bam.privacy.plan import PrivacyPlan
 from bam.training import devices
 
@@ -68,11 +68,11 @@ class Rows:
     def __init__(self, split: datasets.Split, plan: PrivacyPlan, mesh: Mesh | None) -> None:
         """Places the data on the devices, unless they are streamed."""
         self._split, self._capacity, self._mesh = split, plan.capacity, mesh
-        self._all = None
+        self._data = None
         if not isinstance(split.images, StoredImages):
             # Padded to N of the plan, so that no shape tells the number of rows.
             padded = datasets.pad_split(split, plan.num_examples)
-            self._all = devices.replicate(_flat(padded), mesh)
+            self._data = devices.replicate(_flat(padded), mesh)
 
     def read(
         self, batch_at: Callable[[int], PaddedBatch], steps: range
@@ -81,16 +81,22 @@ class Rows:
         num_rows = len(self._split.labels)
         # N of the plan may exceed the data, and a drawn row without data is an empty place.
         only = lambda step: batch_at(step).within(num_rows)  # noqa: E731
-        if self._all is not None:
-            # Each device has all data, and takes all rows of the batch: none need be exchanged.
-            take = _taker(processes.everywhere(self._mesh))
-            for step in steps:
-                indices, mask = map(np.asarray, only(step))
-                yield take(self._all, indices, mask), mask
+        if self._data is not None:
+            yield from (self.of(only(step)) for step in steps)
             return
         for split, batch in stream.ahead(self._split, only, self._capacity, steps):
             indices, mask = map(np.asarray, batch)
             yield _on_devices(split, indices, devices.share_rows, self._mesh), mask
+
+    def of(self, batch: PaddedBatch) -> tuple[PyTree, np.ndarray]:
+        """Returns the rows of one batch, as `read` yields them."""
+        indices, mask = np.asarray(batch.indices), np.asarray(batch.mask)
+        if self._data is None:
+            return rows_at(self._split, indices, self._mesh), mask
+        # A step takes each row when it computes it: a copy of a whole batch of long rows takes
+        # about as long as their gradients.
+        numbers = {"row": indices.astype(np.int32)}
+        return devices.replicate(numbers, self._mesh) | {"data": self._data}, mask
 
 
 def rows_at(
@@ -117,16 +123,6 @@ def _on_devices(
 def _flat(split: datasets.Split) -> dict[str, np.ndarray]:
     # A TPU would copy images of four axes into another layout in every step.
     return {"image": split.images.reshape(len(split.images), -1), "label": split.labels}
-
-
-@functools.cache
-def _taker(sharding: NamedSharding | None) -> Callable[..., PyTree]:
-    """Returns a program that takes rows out of all rows, with zeros where the mask is False."""
-
-    def take(data: PyTree, indices: Array, mask: Array) -> PyTree:
-        return PaddedBatch(indices, mask).take(data) | {"row": indices}
-
-    return jax.jit(take, out_shardings=sharding)
 
 
 def label_of(dataset: datasets.Dataset) -> jax.ShapeDtypeStruct:
@@ -166,9 +162,18 @@ def example_of(inputs: Inputs, step_key: Array, step: Int[Array, ""]) -> Callabl
     return example_of_row
 
 
-def with_places(rows: PyTree) -> PyTree:
-    """Returns rows with their places `0, …, M - 1` in the batch."""
-    return rows | {"place": jnp.arange(len(rows["row"]), dtype=jnp.int32)}
+def in_order(rows: PyTree) -> tuple[PyTree, PyTree]:
+    """Returns the rows of a batch with their places `0, …, M - 1`, and the data, or None."""
+    rows = dict(rows)
+    data = rows.pop("data", None)
+    return rows | {"place": jnp.arange(len(rows["row"]), dtype=jnp.int32)}, data
+
+
+def take_row(row: PyTree, data: PyTree) -> PyTree:
+    """Returns a row with its arrays out of the data, zeros beyond them; None as data adds none."""
+    # `PADDING` is beyond all data.
+    take = lambda x: jnp.where(row["row"] < len(x), x[row["row"]], 0)  # noqa: E731
+    return row | jax.tree.map(take, data or {})
 
 
 def example_like(

@@ -28,7 +28,6 @@ from bam.training.evaluation import (
     not_private,
     whole_model,
 )
-from bam.training.examples import Rows
 from bam.training.rundir import RunFiles, finite
 from bam.training.step import TrainState
 from bam.training.summary import summarize
@@ -108,7 +107,8 @@ def train(
     config = trainer.config.copy_and_resolve_references()
     config.seed = seed
     private, files = trainer.training(seed), RunFiles(workdir, config)
-    run, data = private.run, trainer.load().train  # which may take minutes if they are features
+    trainer.load()  # which may take minutes if they are features
+    run = private.run
     with contextlib.closing(private), files:
         if workdir is not None:
             # The metrics count steps, too: a ledger that says fewer was replaced or cut.
@@ -120,12 +120,12 @@ def train(
         state = private.adopt(trainer.init(processes.random_seed() if seed is None else seed))
         if config.checkpoint.every:
             run.check_room(state)
-        # Data in memory are placed once; each batch is taken from them, or from files read ahead.
-        rows = Rows(data, trainer.plan, trainer.mesh)
+        # Data in memory are placed once; a step takes its rows from them, or from files read ahead.
+        rows = trainer.place_rows()
         diagnosed = diagnosed_rows(trainer) if config.diagnostics.every else None
         if run.step < run.end:
             with waits.compiling(log, "the step"):
-                trainer.check_step(state, keeps_size=run.is_resumed)
+                trainer.check_step(state, rows, keeps_size=run.is_resumed)
                 if diagnosed:
                     trainer.check_diagnostics(state, diagnosed, keeps_size=run.is_resumed)
         # From here on, another config is refused in this folder.

@@ -93,12 +93,15 @@ class Parts:
         """Whether gradients are bounded and noised."""
         return isinstance(self.gradient, PrivateGradient)
 
-    def example_of(self, state: TrainState) -> Callable[[PyTree], PyTree]:
-        """Returns the function from a row to its example, in the state's next step."""
+    def example_of(self, state: TrainState, data: PyTree = None) -> Callable[[PyTree], PyTree]:
+        """Returns the function from a row to its example, in the state's next step.
+
+        `data` are all rows, if a row has its number alone.
+        """
         # The number of steps taken is the number of the next one, from 0.
         key = jax.random.fold_in(state.augment_key, state.step)
         example_of_row = examples.example_of(self.inputs, key, state.step)
-        return lambda row: example_of_row(row) | {"frozen": state.frozen}
+        return lambda row: example_of_row(examples.take_row(row, data)) | {"frozen": state.frozen}
 
     def with_microbatch_size(self, size: int) -> "Parts":
         """Returns the same parts with another number of rows at once."""
@@ -118,9 +121,10 @@ def take(parts: Parts, state: TrainState, batch: DrawnBatch) -> TrainState:
     the plan's l, which is public. Without privacy, it is the sum of gradients of the same batch,
     divided by l.
     """
-    batch = batch._replace(examples=examples.with_places(batch.examples))
+    rows, data = examples.in_order(batch.examples)
+    batch = batch._replace(examples=rows)
     # Rows become examples inside the sum: K views of a whole batch would not fit the memory.
-    example_of = parts.example_of(state)
+    example_of = parts.example_of(state, data)
     gradient, private = parts.gradient.update(batch, state.private, state.params, example_of)
     # From here on everything is post-processing of the private gradient.
     return descend(state._replace(private=private), gradient, parts.optimizer, parts.ema_decay)
@@ -186,14 +190,15 @@ def mean_gradients(
     parts: Parts, state: TrainState, rows: PyTree
 ) -> tuple[diagnostics.Means, diagnostics.Means]:
     """Returns means over training rows of the method's and of plain gradients. NOT PRIVATE."""
-    example_of, private = parts.example_of(state), state.private
+    rows, data = examples.in_order(rows)
+    example_of, private = parts.example_of(state, data), state.private
 
     def means_of(oracle: oracles.Method) -> diagnostics.Means:
         return diagnostics.means(
             lambda params, row: oracle.grad(params, example_of(row)),
             parts.gradient.clip,
             oracle.ascend(state.params, private.previous),
-            examples.with_places(rows),
+            rows,
             clip_state=private.privatize.clip,
             **parts.sharing,
         )
@@ -208,12 +213,13 @@ def mean_gradients(
 def diagnose(parts: Parts, state: TrainState, rows: PyTree) -> dict[str, Float[Array, ""]]:
     """Returns `diagnostics.describe` of `mean_gradients`, and `plain/loss`. NOT PRIVATE."""
     method, plain = mean_gradients(parts, state, rows)
-    example_of = parts.example_of(state)
+    rows, data = examples.in_order(rows)
+    example_of = parts.example_of(state, data)
     params = finetune.merge(state.params, state.frozen)
     # In microbatches, because the views of all examples would not fit the memory.
     losses = jax.lax.map(
         lambda row: parts.model.loss(params, example_of(row), DENSE),
-        examples.with_places(rows),
+        rows,
         batch_size=parts.gradient.microbatch_size,
     )
     noise_std: Number = 0.0

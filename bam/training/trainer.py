@@ -111,6 +111,10 @@ class Trainer:
         """Returns the training rows of these numbers on the devices, zeros at `PADDING`."""
         return examples.rows_at(split or self.dataset.train, indices, self.mesh)
 
+    def place_rows(self) -> examples.Rows:
+        """Returns the training rows, placed on the devices unless they are read from files."""
+        return examples.Rows(self.dataset.train, self.plan, self.mesh)
+
     def batch(
         self, state: TrainState, padded: sampling.PaddedBatch, split: datasets.Split | None = None
     ) -> DrawnBatch:
@@ -154,13 +158,13 @@ class Trainer:
             mesh=self.mesh,
         )
 
-    def check_step(self, state: TrainState, keeps_size: bool = False) -> None:
-        """Compiles the step without taking it.
+    def check_step(self, state: TrainState, rows: examples.Rows, keeps_size: bool = False) -> None:
+        """Compiles the step for batches of the rows, without taking it.
 
         `memory.TooLargeError`, an InputError, if the step does not fit the memory.
         """
         nothing = sampling.pad(np.arange(0), self.plan.capacity, 0, 0)
-        batch = self.batch(state, nothing)
+        batch = batch_of(*rows.of(nothing), 1, np.asarray(state.private.tag))
         args = state, batch
         self.programs.check(steps.take, STEP, *args, donate=(0,), keeps_size=keeps_size)
 

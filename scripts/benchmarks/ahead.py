@@ -154,7 +154,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
     except jax.errors.JaxRuntimeError as error:
         problem = " ".join(str(error).split())[:300]
         return {"target": target, "compiles": False, "problem": problem}
-    needed = num_bytes_held(built, program)
+    needed = num_bytes_held(program)
     return {
         "target": target,
         "compiles": True,
@@ -198,7 +198,10 @@ def compile_step(
     # Nothing is placed, because the devices may not be there.
     nothing = np.full(built.plan.capacity, sampling.PADDING, np.int32)
     rows = jax.eval_shape(lambda: built.rows(nothing))
-    batch = batch_of(rows, np.zeros(len(nothing), bool), 1, np.zeros(2, np.uint32))
+    whole = {name: (built.plan.num_examples, *rows[name].shape[1:]) for name in ("image", "label")}
+    data = {name: jax.ShapeDtypeStruct(shape, rows[name].dtype) for name, shape in whole.items()}
+    numbers = {"row": rows["row"], "data": data}
+    batch = batch_of(numbers, np.zeros(len(nothing), bool), 1, np.zeros(2, np.uint32))
 
     def on(sharding: Sharding, tree: PyTree) -> PyTree:
         # Shapes alone would be compiled for the default device.
@@ -213,15 +216,12 @@ def compile_step(
     return built, *timing.compile_and_time(built.step, *arguments, donate=(0,))
 
 
-def num_bytes_held(built: trainer.Trainer, program: PyTree) -> int:
-    """Bytes of each device: training data, and a step's arguments, temporaries and new results."""
-    data = () if datasets.streams(built.dataset) else built.dataset.train
-    num_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in data)
+def num_bytes_held(program: PyTree) -> int:
+    """Bytes of each device: a step's arguments with all data, temporaries and new results."""
     planned = program.memory_analysis()
     # A donated argument lends its memory to a result, which then counts once.
     new = planned.output_size_in_bytes - planned.alias_size_in_bytes
-    num_bytes += planned.argument_size_in_bytes + planned.temp_size_in_bytes + new
-    return int(num_bytes)
+    return int(planned.argument_size_in_bytes + planned.temp_size_in_bytes + new)
 
 
 def collectives(text: str) -> list[JsonObject]:
