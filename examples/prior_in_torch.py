@@ -21,8 +21,9 @@ Weights = Mapping[str, torch.Tensor]
 SIDE, PATCH, FLOOR, THRESHOLD, LENGTH = 32, 6, 10 / 255**2, 1.5, 10.0
 LAYERS = {1: 2, 3: 2, 4: 2, 5: 2, 7: 4}  # the network's normalisations, and their places a side
 SHARES = dict.fromkeys(("fine", "coarse", "scattering"), 0.25)
-SHARES |= dict.fromkeys((f"GroupNorm_{k}" for k in LAYERS), 0.05)
-ANGLES, STRIDE, MOVE = 8, 4, 2
+NETWORK = [f"GroupNorm_{k}" for k in LAYERS]
+SHARES |= dict.fromkeys(NETWORK, 0.05)
+ANGLES, BORDER, STRIDE, MOVE = 8, 4, 2, 2
 
 
 def load(folder: str, weights: str) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -41,10 +42,12 @@ def features(weights: Weights, images: torch.Tensor) -> torch.Tensor:
     pixels = functional.interpolate(
         images.permute(0, 3, 1, 2), (SIDE, SIDE), mode="bilinear", antialias=True
     )
-    views = [map_view(weights, view) for view in make_views(pixels)]
+    wide = functional.pad(pixels, (MOVE,) * 4, mode="reflect")
+    both = [map_views(weights, image) for image in (wide, wide.flip(3))]
     for part, share in SHARES.items():
-        planes = sum(view[part] for view in views) / len(views)
-        places = planes if planes.ndim == 3 else planes.flatten(2).transpose(1, 2)
+        planes = sum(each[part] for each in both) / 2
+        planes = planes if part in NETWORK else planes.clamp(min=0).sqrt()
+        places = planes.flatten(2).transpose(1, 2)
         centre, matrix = (weights[f"{channels}/{part}/{name}"] for name in ("centre", "matrix"))
         row = ((places - centre) @ matrix).flatten(1)
         row = functional.layer_norm(row, row.shape[1:], eps=1e-5)
@@ -55,21 +58,27 @@ def features(weights: Weights, images: torch.Tensor) -> torch.Tensor:
     return (x * LENGTH / (x.norm(dim=1, keepdim=True) + 1e-6))[:, None, None]
 
 
-def make_views(pixels: torch.Tensor) -> list[torch.Tensor]:
-    """Four views, moved along the diagonals; the two that are moved to one side are mirrored."""
-    wide = functional.pad(pixels, (MOVE,) * 4, mode="reflect")
-    rows = [wide[:, :, i : i + SIDE] for i in (0, 2 * MOVE)]
-    return [x[..., :SIDE] for x in rows] + [x[..., 2 * MOVE :].flip(3) for x in rows]
-
-
-def map_view(weights: Weights, view: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Each part's features of a view before whitening."""
-    channels = view.shape[1]
-    parts = {"scattering": squares(scattering(view), 4).clamp(min=0).sqrt()}
-    for part, pixels in (("fine", view), ("coarse", squares(view, SIDE // 2))):
+def map_views(weights: Weights, wide: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Each part's means over the views that images, wider by `MOVE`, have in their corners."""
+    n, channels = wide.shape[:2]
+    parts = {"scattering": means_of_views(scattering(wide), SIDE // 2, 4)}
+    for part, pixels in (("fine", wide), ("coarse", squares(wide, SIDE // 2 + MOVE))):
         filters = (weights[f"{channels}/{part}/{name}"] for name in ("mean", "projection"))
-        parts[part] = responses(pixels, *filters).clamp(min=0).sqrt()
-    return parts | activations(weights, view.expand(len(view), 3, SIDE, SIDE) - 0.5)
+        view = pixels.shape[-1] * SIDE // (SIDE + 2 * MOVE) - PATCH + 1
+        parts[part] = means_of_views(responses(pixels, *filters), view, 2)
+    views = torch.cat([wide[:, :, :SIDE, :SIDE], wide[:, :, -SIDE:, :SIDE]])
+    layers = activations(weights, views.expand(2 * n, 3, SIDE, SIDE) - 0.5)
+    return parts | {name: (x[:n] + x[n:]) / 2 for name, x in layers.items()}
+
+
+def means_of_views(planes: torch.Tensor, view: int, num: int) -> torch.Tensor:
+    """Means over each of `num`² squares of a view, averaged over the views in the corners."""
+    side = planes.shape[-1]
+    weights, edges = torch.zeros(num, side), [view * k // num for k in range(num + 1)]
+    for first in (0, side - view):
+        for row, low, high in zip(weights, edges, edges[1:], strict=False):
+            row[first + low : first + high] += 0.5 / (high - low)
+    return weights @ planes @ weights.T
 
 
 def squares(planes: torch.Tensor, side: int) -> torch.Tensor:
@@ -78,14 +87,12 @@ def squares(planes: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def responses(image: torch.Tensor, mean: torch.Tensor, filters: torch.Tensor) -> torch.Tensor:
-    """Responses of filters on normalised patches: means over quarters."""
-    side = image.shape[-1] - PATCH + 1
-    halves = torch.zeros(2, side)
-    halves[0, : side // 2], halves[1, side // 2 :] = 1 / (side // 2), 1 / (side - side // 2)
+    """Responses of filters on normalised patches, `[n, filters, h, w]`."""
     columns = functional.unfold(image, PATCH).unflatten(1, (image.shape[1], PATCH**2))
     rows = columns.permute(0, 3, 2, 1).flatten(2)  # of a patch: rows, columns, channels
     rows = functional.layer_norm(rows, rows.shape[2:], eps=FLOOR)
-    return torch.kron(halves, halves) @ functional.relu((rows - mean) @ filters - THRESHOLD)
+    above = functional.relu((rows - mean) @ filters - THRESHOLD)
+    return above.transpose(1, 2).unflatten(2, (image.shape[-1] - PATCH + 1, -1))
 
 
 def activations(weights: Weights, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -105,9 +112,9 @@ def activations(weights: Weights, x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def scattering(images: torch.Tensor) -> torch.Tensor:
-    """The wavelet scattering transform of order 2, `[n, c, h, w] -> [n, 81 c, h / 4, w / 4]`."""
+    """The wavelet scattering transform of order 2, `[n, c, h, w] -> [n, 81 c, h / 2, w / 2]`."""
     n, _, height, width = images.shape
-    padded = functional.pad(images, (STRIDE,) * 4, mode="reflect").flatten(0, 1)
+    padded = functional.pad(images, (BORDER,) * 4, mode="reflect").flatten(0, 1)
     fine, coarse = (wavelets(*padded.shape[1:], scale) for scale in range(2))
     spectrum = torch.fft.fft2(padded)[:, None]
     first = torch.fft.ifft2(spectrum * fine).abs()
@@ -115,7 +122,7 @@ def scattering(images: torch.Tensor) -> torch.Tensor:
     second = torch.fft.ifft2(fold(torch.fft.fft2(first)[:, :, None] * coarse)).abs().flatten(1, 2)
     smooth = []
     for planes in (padded[:, None], first, first_coarse, second):
-        step = (height + 2 * STRIDE) // planes.shape[-2]
+        step = (height + 2 * BORDER) // planes.shape[-2]
         rows, columns = (gaussian(side, step) for side in (height, width))
         smooth.append(rows @ planes @ columns.T)
     return torch.cat(smooth, dim=1).reshape(n, -1, height // STRIDE, width // STRIDE)
@@ -128,9 +135,9 @@ def fold(spectrum: torch.Tensor) -> torch.Tensor:
 
 
 def gaussian(side: int, step: int) -> torch.Tensor:
-    """Weights of a periodic Gaussian around every fourth pixel of an image with its padding."""
-    padded, sigma = side + 2 * STRIDE, 1.6
-    distance = STRIDE + np.arange(0, side, STRIDE)[:, None] - np.arange(0, padded, step)
+    """Weights of a periodic Gaussian around every second pixel of an image with its padding."""
+    padded, sigma = side + 2 * BORDER, 1.6
+    distance = BORDER + np.arange(0, side, STRIDE)[:, None] - np.arange(0, padded, step)
     shifts = padded * np.arange(-2, 3)[:, None, None]
     weights = np.exp(-((distance + shifts) ** 2) / (2 * sigma**2)).sum(0)
     return torch.tensor(step * weights / np.sqrt(2 * np.pi) / sigma, dtype=torch.float32)

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from bam.data.common import DataError
 from bam.features import prior
 from bam.features.extraction import to_features
+from bam.features.scattering import scatter, scattering
 from bam.models.resnet9 import ResNet9
 from bam.training import parts
 from scripts import drawn
@@ -134,26 +135,22 @@ def test_weights_are_made_again_to_the_bit(few):
         assert not np.array_equal(few[name], other[name]), name
 
 
-def views(image):
-    """The four views of an image, by indices of the reflected border."""
+def wide_pair(image):
+    """An image with its reflected border, by indices, and its mirror image."""
     places = np.abs(np.arange(-2, 34))
     places = np.where(places > 31, 62 - places, places)
     wide = image[places][:, places]
-    return [wide[i : i + 32, j : j + 32][:, :: -1 if j else 1] for j in (0, 4) for i in (0, 4)]
+    return wide, wide[:, ::-1]
 
 
-def test_an_image_and_its_mirror_image_have_the_same_four_views():
-    image = IMAGES[0]
-    moved = prior.make_views(jnp.asarray(image))
-    np.testing.assert_array_equal(moved, views(image))
-    mirrored = np.asarray(prior.make_views(jnp.asarray(image[:, ::-1])))
-    np.testing.assert_array_equal(mirrored[[2, 3, 0, 1]], moved)
-    assert all(abs(view - image).max() > 0.5 for view in views(image))  # none is the image alone
+def views(image):
+    """The eight views of an image, the network's four first."""
+    return [x[i : i + 32, j : j + 32] for j in (0, 4) for x in wide_pair(image) for i in (0, 4)]
 
 
 def test_filters_answer_as_the_formula_says(few):
     image, mean, projection = IMAGES[0], *(few[f"3/fine/{k}"] for k in ("mean", "projection"))
-    halves, roots = (slice(13), slice(13, 27)), []
+    halves, means = (slice(13), slice(13, 27)), []
     for view in views(image):
         above = np.zeros((27, 27, 7))
         for i in range(27):
@@ -161,10 +158,22 @@ def test_filters_answer_as_the_formula_says(few):
                 patch = view[i : i + 6, j : j + 6].reshape(-1).astype(np.float64)
                 patch = (patch - patch.mean()) / np.sqrt(patch.var() + 10 / 255**2)
                 above[i, j] = np.maximum((patch - mean) @ projection - 1.5, 0)
-        roots.append(np.sqrt([above[a, b].mean(axis=(0, 1)) for a in halves for b in halves]))
+        means.append([above[a, b].mean(axis=(0, 1)) for a in halves for b in halves])
     named = {name: np.asarray(value, np.float32) for name, value in few.items()}
     [answers] = prior.raw(image[None], named)["fine"]
-    np.testing.assert_allclose(answers, np.mean(roots, axis=0), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(answers, np.sqrt(np.mean(means, axis=0)), rtol=1e-3, atol=1e-4)
+
+
+def test_scattering_is_that_of_every_second_pixel_of_the_views(few):
+    named = {name: np.asarray(value, np.float32) for name, value in few.items()}
+    means = []
+    for wide in wide_pair(IMAGES[0]):
+        planes = np.moveaxis(scatter(wide[None], 2)[0], 0, -1)
+        np.testing.assert_allclose(planes[::2, ::2], scattering()(wide[None])[0], atol=1e-6)
+        for view in (planes[i : i + 16, j : j + 16] for i in (0, 2) for j in (0, 2)):
+            means.append(view.reshape(4, 4, 4, 4, -1).mean(axis=(1, 3)).reshape(16, -1))
+    [answers] = prior.raw(IMAGES[:1], named)["scattering"]
+    np.testing.assert_allclose(answers, np.sqrt(np.mean(means, axis=0)), atol=1e-5)
 
 
 def test_activations_are_those_of_the_network_over_squares_and_left_and_right(few):
@@ -180,7 +189,7 @@ def test_activations_are_those_of_the_network_over_squares_and_left_and_right(fe
             kept.append(super()._block(*args, **kwargs))
             return kept[-1]
 
-    images = jnp.asarray(np.stack(views(IMAGES[0])))
+    images = jnp.asarray(np.stack(views(IMAGES[0])[:4]))
     Watched(144, width=32).apply({"params": unflatten_dict(flat)}, images - 0.5)
     answers = prior.raw(IMAGES[:1], named)
     for block, size, side in ((1, 16, 2), (3, 8, 2), (4, 8, 2), (5, 4, 2), (7, 1, 4)):
@@ -221,14 +230,11 @@ def test_each_part_has_its_share_before_the_largest_variances_are_reduced(few):
     np.testing.assert_allclose(features, expected, atol=1e-4)
 
 
-def test_mirror_images_have_the_same_features(few, monkeypatch):
-    def difference():
-        features = prior.with_weights(few)
-        return np.abs(features(IMAGES) - features(IMAGES[:, :, ::-1])).max()
-
-    assert difference() < 2e-3
-    monkeypatch.setattr(prior, "make_views", lambda image: image[None])
-    assert difference() > 2e-2
+def test_mirror_images_have_the_same_features(few):
+    features = prior.with_weights(few)
+    difference = lambda images: np.abs(features(IMAGES) - features(images)).max()  # noqa: E731
+    assert difference(IMAGES[:, :, ::-1]) < 2e-3
+    assert difference(IMAGES[:, ::-1]) > 2e-2  # the control: upside down
 
 
 def test_the_largest_variances_become_smaller_by_the_formula():

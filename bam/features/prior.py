@@ -10,16 +10,18 @@ features are
 $$\sqrt{\overline{r}_\text{quarter}}, \qquad \sqrt{\overline{S x}_\text{sixteenth}}$$
 
 "coarse" is the same on the image at half its size, and "scattering" is the second formula for the
-scattering transform S (`bam.features.scattering`). The square root (Hellinger's) reduces the weight
-of the strong responses of edges. The fourth part is a network, a ResNet-9 of width 32. It learned
-to give two views of a drawn image similar outputs, and to tell the image's kind and factors. Its
-features are the means of five layers' activations over quarters or sixteenths.
+scattering transform S at every second pixel (`bam.features.scattering`). The square root
+(Hellinger's) reduces the weight of the strong responses of edges. The fourth part is a network, a
+ResNet-9 of width 32. It learned to give two views of a drawn image similar outputs, and to tell the
+image's kind and factors. Its features are the means of five layers' activations over quarters or
+sixteenths.
 
-All are averaged over four views of the image, moved by two pixels along the diagonals, two of them
-mirrored. An image and its mirror image have the same views, and a small move of an object changes
-features little. The network is averaged over left and right, too. Each part, and each layer of the
-network, is whitened by its moments in drawn images, $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and
-scaled in each image to mean 0 and equal variance, each of the four parts to norm 5.
+All means are also over eight views: the image and its mirror image, moved by two pixels along the
+four diagonals. So an image and its mirror image have equal features, and a small move of an object
+changes features little. The network has four of these views, and is averaged over left and right.
+Each part, and each layer of the network, is whitened by its moments in drawn images,
+$(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and scaled in each image to mean 0 and equal variance,
+each of the four parts to norm 5.
 
 At last the largest variances in drawn images are reduced. With the k largest eigenvalues $w_i$ of
 the covariance of all features there, and their eigenvectors $u_i$,
@@ -50,7 +52,7 @@ from bam.data.common import DataError
 from bam.extras import needs
 from bam.features import PRIOR_SHA256
 from bam.features.extraction import FeatureMap
-from bam.features.scattering import scattering
+from bam.features.scattering import scatter
 from bam.models.layers import mish
 from bam.models.resnet9 import ResNet9
 
@@ -59,7 +61,7 @@ with needs("train"):
 
 FILE = Path(__file__).with_name("prior.safetensors")
 SIDE, LEAST, MOST = 32, 28, 256
-MOVE = 2  # pixels along both axes by which a view is moved
+MOVE = 2  # pixels along both axes by which a view is moved, and by which an image is widened
 PATCH = 6
 FLOOR = 10 / 255**2  # added to a patch's variance, so that flat ones stay flat
 THRESHOLD = 1.5
@@ -132,8 +134,12 @@ def raw(
     """
 
     def map_image(image: Float[Array, "s s c"]) -> dict[str, Float[Array, "places k"]]:
-        each = jax.lax.map(functools.partial(_parts, weights=weights), make_views(image))
-        return {part: x.mean(axis=0) for part, x in each.items()}
+        wide = jnp.pad(image, ((MOVE, MOVE), (MOVE, MOVE), (0, 0)), mode="reflect")
+        both = jnp.stack([wide, wide[:, ::-1]])
+        each = jax.lax.map(functools.partial(_parts, weights=weights), both)
+        parts = {part: x.mean(axis=0) for part, x in each.items()}
+        roots = ("fine", "coarse", "scattering")
+        return parts | {part: jnp.sqrt(jnp.maximum(parts[part], 0)) for part in roots}
 
     return jax.lax.map(map_image, jnp.asarray(images, jnp.float32))
 
@@ -151,25 +157,35 @@ def whiten_parts(
     return jnp.concatenate(columns, axis=1)
 
 
-def make_views(image: Float[Array, "s s c"]) -> Float[Array, "4 s s c"]:
-    """Returns views of an image, moved by `MOVE` along the diagonals.
+def _parts(wide: Float[Array, "s s c"], weights: Weights) -> dict[str, Float[Array, "places k"]]:
+    """Returns each part's means over the four views that an image, wider by `MOVE`, contains."""
+    channels, parts = wide.shape[-1], {}
+    scattered = jnp.moveaxis(scatter(wide[None], stride=2)[0], 0, -1)
+    parts["scattering"] = _means_of_views(scattered, SIDE // 2, 4)
+    for part, pixels in (("fine", wide), ("coarse", squares(wide, len(wide) // 2))):
+        mean, projection = (weights[f"{channels}/{part}/{k}"] for k in ("mean", "projection"))
+        responses = jnp.maximum((patches(pixels) - mean) @ projection - THRESHOLD, 0)
+        view = len(pixels) * SIDE // len(wide) - PATCH + 1
+        parts[part] = _means_of_views(responses, view, 2)
+    # Two views are enough for the network, which takes the most time.
+    views = jnp.stack([wide[:SIDE, :SIDE], wide[-SIDE:, :SIDE]])
+    layers = jax.vmap(functools.partial(_activations, weights=weights))(views)
+    return parts | {layer: x.mean(axis=0) for layer, x in layers.items()}
 
-    The two that are moved to one side are mirrored. The image is reflected at its border.
+
+def _means_of_views(planes: Float[Array, "s s k"], view: int, num: int) -> Float[Array, "places k"]:
+    """Returns means over `num`² equal squares of a view, averaged over the views in the corners.
+
+    The views share what they have in common, so that each place is computed once, and counts by its
+    places in them.
     """
-    side = len(image)
-    wide = jnp.pad(image, ((MOVE, MOVE), (MOVE, MOVE), (0, 0)), mode="reflect")
-    rows = [wide[i : i + side] for i in (0, 2 * MOVE)]
-    return jnp.stack([x[:, :side] for x in rows] + [x[:, 2 * MOVE :][:, ::-1] for x in rows])
-
-
-def _parts(view: Float[Array, "s s c"], weights: Weights) -> dict[str, Float[Array, "places k"]]:
-    channels = view.shape[-1]
-    means = {"scattering": squares(scattering()(view[None])[0], 4).reshape(16, -1)}
-    for part, pixels in (("fine", view), ("coarse", squares(view, SIDE // 2))):
-        filters = (weights[f"{channels}/{part}/{k}"] for k in ("mean", "projection"))
-        means[part] = _pool(pixels, *filters)
-    roots = {part: jnp.sqrt(jnp.maximum(mean, 0)) for part, mean in means.items()}
-    return roots | _activations(view, weights)
+    side = len(planes)
+    weights = np.zeros((num, side), np.float32)
+    edges = [view * k // num for k in range(num + 1)]
+    for first in (0, side - view):
+        for row, low, high in zip(weights, edges, edges[1:], strict=False):
+            row[first + low : first + high] += 0.5 / (high - low)
+    return jnp.asarray(np.kron(weights, weights)) @ planes.reshape(side * side, -1)
 
 
 def encoder() -> ResNet9:
@@ -203,32 +219,19 @@ def squares(planes: Float[AnyArray, "*n h w k"], side: int) -> Float[AnyArray, "
     return each.mean(axis=(-4, -2))
 
 
-def patches(image: Float[Array, "h w c"]) -> Float[Array, "places p"]:
+def patches(image: Float[Array, "h w c"]) -> Float[Array, "h2 w2 p"]:
     """All patches of an image, each after `normalise`."""
     height, width = (side - PATCH + 1 for side in image.shape[:2])
     shifted = [image[i : i + height, j : j + width] for i in range(PATCH) for j in range(PATCH)]
-    rows = jnp.concatenate(shifted, axis=-1).reshape(height * width, -1)
-    return normalise(rows, jnp.sqrt)
+    return normalise(jnp.concatenate(shifted, axis=-1), jnp.sqrt)
 
 
 def normalise(
-    rows: Float[AnyArray, "places p"], sqrt: Callable[[AnyArray], AnyArray]
-) -> Float[AnyArray, "places p"]:
+    rows: Float[AnyArray, "*places p"], sqrt: Callable[[AnyArray], AnyArray]
+) -> Float[AnyArray, "*places p"]:
     """Returns `(x - mean) / sqrt(variance + FLOOR)` for each patch.
 
     `sqrt` is that of NumPy or JAX.
     """
     rows = rows - rows.mean(axis=-1, keepdims=True)
     return rows / sqrt(rows.var(axis=-1, keepdims=True) + FLOOR)
-
-
-def _pool(
-    image: Float[Array, "s s c"], mean: np.ndarray, projection: np.ndarray
-) -> Float[Array, "4 k"]:
-    """Averages responses above the threshold over each quarter."""
-    side = len(image) - PATCH + 1
-    halves = np.zeros((2, side), np.float32)
-    halves[0, : side // 2] = 1 / (side // 2)
-    halves[1, side // 2 :] = 1 / (side - side // 2)
-    quarters = jnp.asarray(np.kron(halves, halves))
-    return quarters @ jnp.maximum((patches(image) - mean) @ projection - THRESHOLD, 0)

@@ -62,9 +62,9 @@ def scattering(
                 f"scattering needs images with sides that are multiples of {STRIDE}, from "
                 f"{2 * STRIDE}, got {height} × {width}"
             )
-        planes = _scatter(images)
+        planes = scatter(images)
         if mirror:
-            planes = (planes + _scatter(images[:, :, ::-1])) / 2
+            planes = (planes + scatter(images[:, :, ::-1])) / 2
         if whiten:
             centre, matrix = _whitening(channels, whiten)
             planes = planes - centre[:, None, None]
@@ -99,15 +99,17 @@ def _standardise(planes: Float[Array, "n k h w"], groups: int) -> Float[Array, "
     return jax.nn.standardize(grouped, axis=-1, epsilon=1e-5).reshape(planes.shape)
 
 
-def _scatter(images: Float[np.ndarray | Array, "n h w c"]) -> Float[Array, "n k h2 w2"]:
-    """Returns the transform, with channels before rows and columns."""
+def scatter(
+    images: Float[np.ndarray | Array, "n h w c"], stride: int = STRIDE
+) -> Float[Array, "n k h2 w2"]:
+    """Returns the transform at every `stride`-th pixel, with channels before rows and columns."""
     number, height, width, channels = images.shape
     planes = jnp.moveaxis(jnp.asarray(images, jnp.float32), -1, 1).reshape(-1, height, width)
-    shape = number, channels * COEFFICIENTS, height // STRIDE, width // STRIDE
-    return _scattered_planes(planes).reshape(shape)
+    shape = number, channels * COEFFICIENTS, height // stride, width // stride
+    return _scattered_planes(planes, stride).reshape(shape)
 
 
-def _scattered_planes(planes: Float[Array, "n h w"]) -> Float[Array, "n k h2 w2"]:
+def _scattered_planes(planes: Float[Array, "n h w"], stride: int) -> Float[Array, "n k h2 w2"]:
     """The transform of single channels, k = `COEFFICIENTS`."""
     padded = jnp.pad(planes, ((0, 0), (STRIDE, STRIDE), (STRIDE, STRIDE)), mode="reflect")
     fine, coarse = _wavelets(*padded.shape[1:])
@@ -118,7 +120,7 @@ def _scattered_planes(planes: Float[Array, "n h w"]) -> Float[Array, "n k h2 w2"
     second = jnp.abs(jnp.fft.ifft2(_fold(jnp.fft.fft2(first)[:, :, None] * coarse)))
     second = second.reshape(planes.shape[0], ANGLES * ANGLES, *second.shape[-2:])
     orders = padded[:, None], first, first_coarse, second
-    return jnp.concatenate([_smooth(order, planes.shape[1:]) for order in orders], axis=1)
+    return jnp.concatenate([_smooth(order, planes.shape[1:], stride) for order in orders], axis=1)
 
 
 def _fold(spectrum: Complex[Array, "*n h w"]) -> Complex[Array, "*n h/2 w/2"]:
@@ -127,18 +129,20 @@ def _fold(spectrum: Complex[Array, "*n h w"]) -> Complex[Array, "*n h/2 w/2"]:
     return spectrum.reshape(*n, 2, height // 2, 2, width // 2).mean(axis=(-4, -2))
 
 
-def _smooth(planes: Float[Array, "n k h w"], size: tuple[int, ...]) -> Float[Array, "n k h2 w2"]:
-    """Planes smoothed by φ, at every fourth pixel of the image without its padding."""
+def _smooth(
+    planes: Float[Array, "n k h w"], size: tuple[int, ...], stride: int
+) -> Float[Array, "n k h2 w2"]:
+    """Planes smoothed by φ, at every `stride`-th pixel of the image without its padding."""
     step = (size[0] + 2 * STRIDE) // planes.shape[-2]  # distance of the planes' pixels
-    rows, columns = (_gaussian(side, step) for side in size)
+    rows, columns = (_gaussian(side, step, stride) for side in size)
     return jnp.einsum("ri,nkij,sj->nkrs", rows, planes, columns, precision="highest")
 
 
 @functools.cache
-def _gaussian(side: int, step: int) -> np.ndarray:
-    """Weights [side/4, padded side/step] of a periodic Gaussian around every fourth pixel."""
+def _gaussian(side: int, step: int, stride: int) -> np.ndarray:
+    """Weights [side/stride, padded side/step] of a periodic Gaussian around the pixels."""
     sigma, padded = 0.8 * 2 ** (SCALES - 1), side + 2 * STRIDE
-    centre = STRIDE + np.arange(0, side, STRIDE)[:, None]
+    centre = STRIDE + np.arange(0, side, stride)[:, None]
     distance = centre - np.arange(0, padded, step)
     shifts = padded * np.arange(-2, 3)[:, None, None]  # periods before and after
     weights = np.exp(-((distance + shifts) ** 2) / (2 * sigma**2)).sum(0)
