@@ -4,5 +4,5 @@ This folder imports `core`, `data` and `models`.
 """
 
 PRIOR_SHA256 = (
-    "78ddd161ef91566c3e5503e596d672e6629998518fc7eb916716a9f94ddd760f"  # prior.safetensors
+    "c3adc19c4551de829e709036e09608826e7d7ec9ee5f9b090cd105f8ed3d9894"  # prior.safetensors
 )
