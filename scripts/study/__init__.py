@@ -1,0 +1,1 @@
+"""Studies whose results are kept and whose code is not."""
