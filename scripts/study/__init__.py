@@ -1,1 +1,0 @@
-"""Studies whose results are kept and whose code is not."""
