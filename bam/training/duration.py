@@ -91,9 +91,9 @@ def num_rounds(
 
     It is as in `bam.core.engine`.
     """
-    microbatches = np.pad(mask, (0, -len(mask) % (size * num_devices))).reshape(-1, size)
     if is_private:  # real rows move to the first microbatches, each at its place
-        used = microbatches.sum(axis=0).max()
+        places = np.pad(mask, (0, -len(mask) % (size * num_devices)))
+        used = int(places.reshape(-1, size).sum(axis=0).max())
     else:
-        used = np.max(np.flatnonzero(microbatches.any(axis=1)), initial=-1) + 1
-    return -(-int(used) // num_devices)
+        used = -(-int(mask.sum()) // size)
+    return -(-used // num_devices)
