@@ -49,7 +49,7 @@ def test_a_larger_size_is_taken_while_it_saves_time(
 def test_a_size_that_computes_twice_the_rows_must_save_more_than_half_of_a_rows_time(
     monkeypatch, of_row, size
 ):
-    """A fake clock: in microbatches of 8 a row takes 1 / `of_row` of the time that it takes alone."""
+    """A fake clock: in microbatches of 8 a row takes 1 / `of_row` of its time alone."""
     monkeypatch.setattr(tuning, "sizes", lambda: (1, 8))
     monkeypatch.setattr(tuning, "_seconds", lambda trainer, size: {1: 1.0, 8: 1 / of_row}[size])
     built = loop.build(tiny())
