@@ -6,12 +6,13 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import bam
 from bam import models
 from bam.models.layers import conv2d, convolutions_as
-from scripts.benchmarks import arithmetic, cold_case, depth_others, timing
+from scripts.benchmarks import arithmetic, cold_case, depth_others, performance, timing
 from tests.cases import distance, norm64, run_command
 
 
@@ -118,10 +119,25 @@ def test_the_depth_benchmark_takes_the_same_clipped_sum_in_opacus():
     assert distance(theirs, ours) < 1e-3 * norm64(ours)
 
 
+@pytest.mark.parametrize("method", ["dp_sgd", "non_private"])
+def test_a_benchmarks_batches_are_those_of_a_run_and_each_step_takes_another(method):
+    changes = performance.ONE_VIEW | {"model.width": 1, "microbatch_size": 8}
+    built = performance.experiment(method, 16, changes)
+    steps = timing.steps_of(built)
+    plan = built.plan
+    assert steps.capacity == plan.capacity > plan.expected_batch_size
+    assert len(set(steps.drawn)) > 1 and max(steps.drawn) < steps.capacity
+    masks = [np.asarray(plan.batch(0, step).mask) for step in (1, 2, 3, 4)]
+    assert [mask.sum() for mask in masks] == steps.drawn
+    assert all(np.any(~mask[: mask.sum()]) for mask in masks)  # at random places
+    assert [int(steps.take()) for _ in range(2)] == [4, 8]
+    assert steps.ms_per_example(2.0) == 2000 / sum(steps.drawn)
+
+
 @pytest.mark.slow
 def test_the_step_benchmark_writes_what_each_of_its_steps_takes(tmp_path):
     done = run_command(
-        "scripts.benchmarks.step", f"--out={tmp_path}/step.json", "--width=1", "--batch=4",
+        "scripts.benchmarks.step", f"--out={tmp_path}/step.json", "--width=1", "--batch=8",
         "--microbatch=1", "--views=2", "--trials=1", "--only=bam_sam_one_view_ms",
         "--memory_batches=4", timeout=900,
     )  # fmt: skip
@@ -131,6 +147,7 @@ def test_the_step_benchmark_writes_what_each_of_its_steps_takes(tmp_path):
     assert all(measured[name] > 0 for name in measured["observations_ms"])
     assert measured["matmul_gflops"] > measured["dp_sgd_gflops"] > 0
     assert measured["peak_memory_mb"]["4"] > 0
+    assert set(measured["drawn"]) == set(measured["capacity"]) == set(measured["observations_ms"])
 
 
 @pytest.mark.parametrize("name", cold_case.NETWORKS)

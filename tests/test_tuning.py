@@ -45,6 +45,20 @@ def test_a_larger_size_is_taken_while_it_saves_time(
     assert asked == list(seconds)
 
 
+@pytest.mark.parametrize(("of_row", "size"), [(1.5, 1), (4.0, 8)])  # the second: a control
+def test_a_size_that_computes_twice_the_rows_must_save_more_than_half_of_a_rows_time(
+    monkeypatch, of_row, size
+):
+    """A fake clock: in microbatches of 8 a row takes 1 / `of_row` of its time alone."""
+    monkeypatch.setattr(tuning, "sizes", lambda: (1, 8))
+    monkeypatch.setattr(tuning, "_seconds", lambda trainer, size: {1: 1.0, 8: 1 / of_row}[size])
+    built = loop.build(tiny())
+    batches = duration.drawn_batches(built, 50)
+    alone, together = (duration.rows_per_example(built, batches, n) for n in (1, 8))
+    assert alone < 1.3 and 2 * alone < together < 4 * alone
+    assert tuning.fastest_size(built) == size
+
+
 def test_an_example_that_never_fits_is_one_clear_error_and_other_errors_are_not_hidden(monkeypatch):
     def fails(*unused, **options):
         raise jax.errors.JaxRuntimeError(message)
@@ -167,7 +181,7 @@ def test_a_size_that_is_a_word_is_one_line_that_names_the_flag(capsys):
 
 def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):
     sizes = []
-    monkeypatch.setattr(tuning, "_seconds", lambda trainer, size: {1: 2.0, 8: 1.0}[size])
+    monkeypatch.setattr(tuning, "_seconds", lambda trainer, size: {1: 8.0, 8: 1.0}[size])
     size_of = lambda x: (x.config.microbatch_size, x.parts.gradient.microbatch_size)  # noqa: E731
     estimate = duration.Estimate(60, 50, 80)
     monkeypatch.setattr(
@@ -182,7 +196,7 @@ def test_the_estimate_is_of_the_size_that_was_found(monkeypatch):
 def test_a_dry_run_of_a_step_that_does_not_fit_goes_on_with_a_size_that_does(monkeypatch):
     lines, built = [], loop.build(tiny())
 
-    def check_step(trainer, state):
+    def check_step(trainer, state, rows):
         if trainer.config.microbatch_size > 8:
             raise memory.TooLargeError("--config.microbatch_size=8 fits", 8)
 
@@ -196,7 +210,7 @@ def test_a_dry_run_of_a_step_that_does_not_fit_goes_on_with_a_size_that_does(mon
     train.dry_run(built.with_microbatch_size(8), False, lines.append)
     assert lines[2:] == [estimate]
 
-    def refuse(trainer, state):
+    def refuse(trainer, state, rows):
         raise memory.TooLargeError("a single example takes more")
 
     monkeypatch.setattr(trainers.Trainer, "check_step", refuse)

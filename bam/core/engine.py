@@ -200,7 +200,10 @@ def _plain_sum(
     microbatch_size: int,
     mesh: jax.sharding.Mesh | None,
 ) -> Grads:
-    batch_size, size, mask = _check_batch(batch, mask, microbatch_size, mesh)
+    batch_size, size, is_row = _check_batch(batch, mask, microbatch_size, mesh)
+    if mask is not None:  # real rows first, so that padding fills at most a part of a microbatch
+        order = jnp.argsort(~is_row, stable=True)
+        batch, is_row = jax.tree.map(lambda x: jnp.asarray(x)[order], (batch, is_row))
 
     def microbatch_grad(params: Params, microbatch: PyTree) -> tuple[Grads, Float[Array, ""]]:
         total_loss = functools.partial(pytree.sum_of_real, guard_loss(loss_fn))
@@ -208,7 +211,7 @@ def _plain_sum(
 
     microbatches: PyTree = jax.tree.map(
         lambda x: x.reshape(x.shape[0] // size, size, *x.shape[1:]),
-        pad_rows((batch, mask), -batch_size % size),
+        pad_rows((batch, is_row), -batch_size % size),
     )
     is_real = jnp.any(microbatches[1], axis=1)
     return per_example_sum(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int32, Integer, PyTree, UInt32
+from jaxtyping import Array, Bool, Int32, Integer, PyTree, UInt, UInt16, UInt32
 
 from bam.core import program, scalars
 from bam.core.chacha import Stream, blocks, check_step
@@ -224,11 +224,11 @@ def look_up(
         second, third = _entry(table.second, choice.slot), _entry(table.third, choice.slot)
         tied = choice.first == _entry(table.first, choice.slot)
         below |= tied & ((rest[0] < second) | ((rest[0] == second) & (rest[1] < third)))
-    slot = jnp.where(below, choice.slot, _entry(table.alias, choice.slot))
+    slot = jnp.where(below, choice.slot, _entry(table.alias, choice.slot).astype(jnp.uint32))
     return slot.astype(jnp.int32) - 2 ** (SLOT_BITS - 1)
 
 
-def _entry(column: UInt32[np.ndarray, " slots"], slot: UInt32[Array, "*n"]) -> UInt32[Array, "*n"]:
+def _entry(column: UInt[np.ndarray, " slots"], slot: UInt32[Array, "*n"]) -> UInt[Array, "*n"]:
     return jnp.asarray(column).at[slot].get(mode="promise_in_bounds")  # all 2^15 slots exist
 
 
@@ -242,7 +242,7 @@ class AliasTable(NamedTuple):
     first: UInt32[np.ndarray, " slots"]
     second: UInt32[np.ndarray, " slots"]
     third: UInt32[np.ndarray, " slots"]
-    alias: UInt32[np.ndarray, " slots"]
+    alias: UInt16[np.ndarray, " slots"]  # short, so that a processor's cache holds more of it
 
 
 @functools.cache
@@ -299,5 +299,5 @@ def alias_table(probabilities: list[int]) -> AliasTable:
         first=np.array([t >> 64 & 2**32 - 1 for t in threshold], np.uint32),
         second=np.array([t >> 32 & 2**32 - 1 for t in threshold], np.uint32),
         third=np.array([t & 2**32 - 1 for t in threshold], np.uint32),
-        alias=np.array(alias, np.uint32),
+        alias=np.array(alias, np.uint16),
     )

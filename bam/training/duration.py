@@ -1,6 +1,7 @@
 """The time that a run will take, from a few timed steps."""
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -84,6 +85,26 @@ def estimate_seconds(trainer: Trainer, rows: Rows) -> Estimate:
     return Estimate(*(x * plan.training_steps for x in about))
 
 
+def drawn_batches(trainer: Trainer, num_batches: int) -> list[PaddedBatch]:
+    """Returns batches as a run draws them: of its capacity, with random examples at random places.
+
+    They are those of seed 0, so that timings can be compared.
+    """
+    num_rows = len(trainer.listing.train.labels)
+    return [trainer.plan.batch(0, step).within(num_rows) for step in range(1, num_batches + 1)]
+
+
+def rows_per_example(trainer: Trainer, batches: Sequence[PaddedBatch], size: int) -> float:
+    """Returns how many rows are computed for each example of some batches with a microbatch size.
+
+    A microbatch is computed as a whole, so its empty places take time, too.
+    """
+    masks = [np.asarray(x.mask) for x in batches]
+    num_devices, is_private = trainer.num_devices, trainer.plan.private
+    rounds = sum(num_rounds(mask, size, num_devices, is_private) for mask in masks)
+    return rounds * size * num_devices / max(1, sum(int(mask.sum()) for mask in masks))
+
+
 def num_rounds(
     mask: Bool[np.ndarray, " rows"], size: int, num_devices: int, is_private: bool
 ) -> int:
@@ -91,9 +112,9 @@ def num_rounds(
 
     It is as in `bam.core.engine`.
     """
-    microbatches = np.pad(mask, (0, -len(mask) % (size * num_devices))).reshape(-1, size)
     if is_private:  # real rows move to the first microbatches, each at its place
-        used = microbatches.sum(axis=0).max()
+        places = np.pad(mask, (0, -len(mask) % (size * num_devices)))
+        used = int(places.reshape(-1, size).sum(axis=0).max())
     else:
-        used = np.max(np.flatnonzero(microbatches.any(axis=1)), initial=-1) + 1
-    return -(-int(used) // num_devices)
+        used = -(-int(mask.sum()) // size)
+    return -(-used // num_devices)

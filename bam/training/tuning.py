@@ -19,19 +19,26 @@ from bam.core import clipping, engine
 from bam.errors import InputError
 from bam.models import finetune
 from bam.privacy import processes
-from bam.training import devices, examples
+from bam.training import devices, duration, examples
 from bam.training.trainer import Trainer
 
 # A larger size takes more memory, so it must save more than 5 % of the time of an example.
 WORTH_IT = 0.95
+NUM_BATCHES = 20  # batches whose empty places are counted
 
 
 def fastest_size(trainer: Trainer) -> int:
-    """Returns the fastest `microbatch_size` of a run.
+    """Returns the `microbatch_size` with the least time for a drawn example of a run.
 
-    InputError if even one example does not fit.
+    A large microbatch has many empty places in a small batch, which are computed, too. InputError
+    if even one example does not fit.
     """
-    return fastest(lambda size: _seconds(trainer, size), trainer.plan.expected_batch_size)
+    batches = duration.drawn_batches(trainer, NUM_BATCHES)
+
+    def seconds(size: int) -> float:
+        return _seconds(trainer, size) * duration.rows_per_example(trainer, batches, size)
+
+    return fastest(seconds, trainer.plan.expected_batch_size)
 
 
 def sizes() -> tuple[int, ...]:
@@ -60,7 +67,7 @@ def fastest(seconds: Callable[[int], float], largest: int) -> int:
 
 
 def _seconds(trainer: Trainer, size: int) -> float:
-    """Returns the seconds for an example in the sum, the longest part of a step.
+    """Returns the seconds for a row in the sum, the longest part of a step.
 
     A size that does not fit the memory takes infinite time: it is not run, and has a line in the
     trainer's log.

@@ -1,12 +1,14 @@
 """One training step here and in other libraries: same network, same weights, same images.
 
 make bench-peers        (makes an environment for it; see the Makefile)
+
+Our steps take batches as a run draws them, with empty places. All others take a full batch.
 """
 
 import functools
 import itertools
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +23,8 @@ from bam import models, provenance, waits
 from bam.cli import command, jax_setup, screen
 from bam.core import engine
 from bam.core.oracles import Method
-from bam.training import devices
-from scripts.benchmarks import timing
+from bam.training import devices, duration
+from scripts.benchmarks import performance, timing
 from scripts.benchmarks.performance import PEERS
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
@@ -47,9 +49,13 @@ class Problem(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """A step to time, and its noiseless clipped sum (None where nothing is clipped)."""
+    """Steps to time, with their number of examples, and the noiseless clipped sum of a full batch.
+
+    The sum is None where nothing is clipped.
+    """
 
     step: Callable[[], Any]
+    num_examples: int
     clipped_sum: Callable[[], Any] | None
 
 
@@ -75,13 +81,17 @@ def main() -> None:
             raise AssertionError(f"{name} computes another clipped sum: off by {errors[name]:.1e}")
         screen.say(f"{PEERS[name]:<50} same clipped sum, to {errors[name]:.1e}")
     seconds = timing.measure({n: p.step for n, p in peers.items()}, _TRIALS.value, repeats=1)
-    milliseconds = {n: [1e3 * s / _BATCH.value for s in values] for n, values in seconds.items()}
+    milliseconds = {
+        name: [1e3 * s / peers[name].num_examples for s in values]
+        for name, values in seconds.items()
+    }
     for name, values in milliseconds.items():
         screen.say(f"{PEERS[name]:<50} {statistics.median(values):8.2f} ms per example")
     results = {
         "batch": _BATCH.value,
         "width": _WIDTH.value,
         "trials": _TRIALS.value,
+        "num_examples": {name: peer.num_examples for name, peer in peers.items()},
         "versions": provenance.versions(*LIBRARIES),
         "milliseconds_per_example": {n: statistics.median(f) for n, f in milliseconds.items()},
         "observations": milliseconds,
@@ -108,19 +118,21 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
     )
     mesh = devices.mesh(devices.visible())
     shared = problem._replace(params=devices.replicate(problem.params, mesh))
+    drawn = _drawn(batch)
+    num_drawn = sum(int(mask.sum()) for _, mask in drawn)
 
     def ours_with(oracle: Method) -> Callable[..., Any]:
-        return lambda params, batch, noise=None: bam.clipped_sum(
-            oracle.grad, clip, params, batch, mask=None, microbatch_size=1, mesh=mesh, noise=noise
+        return lambda params, batch, mask=None, noise=None: bam.clipped_sum(
+            oracle.grad, clip, params, batch, mask=mask, microbatch_size=1, mesh=mesh, noise=noise
         )[0]
 
     def our_step(oracle: Method) -> Callable[[], Any]:
-        """The step of a run, whose noise is added to the integers of a sum, not to floats."""
+        """The steps of a run, whose noise is added to the integers of a sum, not to floats."""
 
         @jax.jit
-        def update(params: Any, batch: Any, noise: bam.GaussianNoise) -> Any:
+        def update(params: Any, batch: Any, mask: Any, noise: bam.GaussianNoise) -> Any:
             rate = LEARNING_RATE / len(problem.labels)
-            noised = ours_with(oracle)(params, batch, noise)
+            noised = ours_with(oracle)(params, batch, mask, noise)
             return jax.tree.map(lambda p, g: p - rate * g, params, noised)
 
         params, noises = shared.params, itertools.count()
@@ -128,7 +140,9 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
 
         def step() -> Any:
             nonlocal params
-            params = update(params, batch, bam.gaussian_noise(clip, 1.0, key, next(noises)))
+            for batch in drawn:
+                noise = bam.gaussian_noise(clip, 1.0, key, next(noises))
+                params = jax.block_until_ready(update(params, *batch, noise))
             return params
 
         return step
@@ -140,11 +154,12 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
         return jax.tree.map(lambda g: jnp.tensordot(factors, g, 1), grads)
 
     @jax.jit
-    def ordinary(params: Any, batch: Any) -> Any:
-        return engine.plain_sum(ours.loss, params, batch, microbatch_size=1, mesh=mesh)
+    def ordinary(params: Any, batch: Any, mask: Any) -> Any:
+        return engine.plain_sum(ours.loss, params, batch, mask=mask, microbatch_size=1, mesh=mesh)
 
     def peer(total: Callable[..., Any], problem: Problem) -> Peer:
-        return Peer(_jax_step(total, problem, batch), lambda: total(problem.params, batch))
+        step = _jax_step(total, problem, [(batch,)])
+        return Peer(step, len(problem.labels), lambda: total(problem.params, batch))
 
     dp_sgd = bam.dp_sgd(ours.loss)
     our_sum = jax.jit(ours_with(dp_sgd))
@@ -152,10 +167,20 @@ def jax_peers(problem: Problem) -> dict[str, Peer]:
         "jax_vmap": peer(jax.jit(by_vmap), problem),
         "jax_privacy": peer(jax.jit(clipped_grad(stock.loss)), problem),
         "jax_privacy_matmul": peer(jax.jit(clipped_grad(ours.loss)), problem),
-        "ours_dp_sgd": Peer(our_step(dp_sgd), lambda: our_sum(shared.params, batch)),
-        "ours_bam_sam": Peer(our_step(bam.bam_sam(ours.loss, RADIUS)), None),
-        "ours_nonprivate": Peer(_jax_step(ordinary, shared, batch, private=False), None),
+        "ours_dp_sgd": Peer(our_step(dp_sgd), num_drawn, lambda: our_sum(shared.params, batch)),
+        "ours_bam_sam": Peer(our_step(bam.bam_sam(ours.loss, RADIUS)), num_drawn, None),
+        "ours_nonprivate": Peer(_jax_step(ordinary, shared, drawn, private=False), num_drawn, None),
     }
+
+
+def _drawn(batch: Any) -> list[tuple[Any, np.ndarray]]:
+    """Batches as a run draws them: rows of the full batch, with empty places, and the mask."""
+    built, drawn = performance.experiment("dp_sgd", _BATCH.value, {}), []
+    for padded in duration.drawn_batches(built, timing.NUM_BATCHES):
+        mask = np.asarray(padded.mask)
+        rows = np.where(mask, padded.indices % _BATCH.value, padded.indices)
+        drawn.append((padded._replace(indices=rows).take(batch), mask))
+    return drawn
 
 
 def torch_peers(problem: Problem) -> dict[str, Peer]:
@@ -216,9 +241,9 @@ def torch_peers(problem: Problem) -> dict[str, Peer]:
         ordinary_sgd.step()
 
     return {
-        "torch_nonprivate": Peer(ordinary_step, None),
-        "opacus_hooks": Peer(opacus(False, 1.0)[1], opacus_sum(False)),
-        "opacus_ghost": Peer(opacus(True, 1.0)[1], opacus_sum(True)),
+        "torch_nonprivate": Peer(ordinary_step, len(labels), None),
+        "opacus_hooks": Peer(opacus(False, 1.0)[1], len(labels), opacus_sum(False)),
+        "opacus_ghost": Peer(opacus(True, 1.0)[1], len(labels), opacus_sum(True)),
     }
 
 
@@ -244,11 +269,11 @@ def _problem() -> Problem:
 
 
 def _jax_step(
-    total: Callable[..., Any], problem: Problem, batch: Any, private: bool = True
+    total: Callable[..., Any], problem: Problem, batches: Sequence[Any], private: bool = True
 ) -> Callable[[], Any]:
-    """Returns a step of sum, noise and SGD.
+    """Returns steps of sum, noise and SGD, one for each batch.
 
-    Each call starts from the weights of the call before.
+    Each starts from the weights of the step before.
     """
     params, rate = problem.params, LEARNING_RATE / len(problem.labels)
 
@@ -263,7 +288,8 @@ def _jax_step(
 
     def step() -> Any:
         nonlocal params
-        params = update(params, total(params, batch), next(keys))
+        for batch in batches:
+            params = jax.block_until_ready(update(params, total(params, *batch), next(keys)))
         return params
 
     return step

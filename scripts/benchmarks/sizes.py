@@ -1,4 +1,4 @@
-"""Time per example of CIFAR-10's step by method, convolution, microbatch size and views.
+"""Time per drawn example of CIFAR-10's step by method, convolution, microbatch size and views.
 
 python -m scripts.benchmarks.sizes --out=benchmarks/sizes_h100 --seconds=300
 
@@ -15,15 +15,15 @@ from absl import flags
 from bam import files, models, tables, waits
 from bam.cli import command, jax_setup, screen
 from bam.files import JsonObject
-from bam.training import methods
+from bam.training import duration, methods
 from scripts.benchmarks import arithmetic, performance, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
 _SECONDS = flags.DEFINE_float("seconds", 540, "time for all settings", lower_bound=1)
-_BATCH = flags.DEFINE_integer("batch", 1024, "examples per step", lower_bound=1)
+_BATCH = flags.DEFINE_integer("batch", 1024, "expected examples per step", lower_bound=1)
 _PRECISION = flags.DEFINE_enum("precision", "bfloat16", models.PRECISIONS, "network's arithmetic")
 _WIDTH = flags.DEFINE_integer("width", 64, "width of ResNet-9", lower_bound=1)
-_STEPS = flags.DEFINE_integer("steps", 3, "steps that are timed; the fastest counts", 1)
+_TRIALS = flags.DEFINE_integer("trials", 3, "rounds that are timed; the fastest counts", 1)
 
 LEAST_SECONDS = 25  # a setting starts only if this many are left
 # Method, convolution, microbatch size, views; the most informative settings first.
@@ -40,6 +40,7 @@ COLUMNS: tables.Columns = {
     "views": lambda row: str(row["views"]),
     "convolution": lambda row: row["convolution"],
     "microbatch": lambda row: str(row["microbatch"]),
+    "rows per example": lambda row: f"{row['rows_per_example']:.2f}",
     "ms per example": lambda row: f"{row['ms']:.3f}",
     "gradients' TFLOP/s": lambda row: f"{row['tflops']:.0f}",
 }
@@ -55,7 +56,7 @@ def main() -> None:
         rows.append(row := _time_setting(*setting))
         screen.say("  ".join(show(row) for show in COLUMNS.values()))
     out = Path(_OUT.value)
-    names = ("batch", "precision", "width", "steps")
+    names = ("batch", "precision", "width", "trials")
     timing.keep(out.with_suffix(".json"), {x: flags.FLAGS[x].value for x in names} | {"rows": rows})
     files.write_text(out.with_suffix(".md"), table(rows))
 
@@ -69,7 +70,7 @@ def table(rows: Sequence[JsonObject]) -> str:
 
 
 def _time_setting(method: str, convolution: str, microbatch: int, views: int) -> dict[str, Any]:
-    """A setting's row: milliseconds per example in the fastest step, and the arithmetic rate."""
+    """A setting's row: milliseconds per drawn example in the fastest round, and arithmetic rate."""
     changes: JsonObject = {
         "augment.views": views, "microbatch_size": microbatch, "convolution": convolution,
         "precision": _PRECISION.value, "model.width": _WIDTH.value,
@@ -77,12 +78,16 @@ def _time_setting(method: str, convolution: str, microbatch: int, views: int) ->
     changes = (performance.ONE_VIEW if views == 1 else {}) | changes
     with waits.compiling(screen.show, f"{method} with {convolution}, {microbatch}, {views}"):
         built = performance.experiment(method, _BATCH.value, changes)
-        call, _ = timing.step_of(built, _BATCH.value)
-    seconds = timing.measure({"step": call}, _STEPS.value, repeats=1)["step"]
-    ms = 1e3 * min(seconds) / _BATCH.value
+        steps = timing.steps_of(built)
+    seconds = timing.measure({"steps": steps.take}, _TRIALS.value, repeats=1)["steps"]
+    ms = steps.ms_per_example(min(seconds))
     flop = arithmetic.flop_per_step(built.config, built.dataset) / _BATCH.value
+    batches = duration.drawn_batches(built, timing.NUM_BATCHES)
+    size = built.parts.gradient.microbatch_size
     return {
         "method": method, "convolution": convolution, "microbatch": microbatch, "views": views,
+        "capacity": steps.capacity, "drawn": steps.drawn,
+        "rows_per_example": duration.rows_per_example(built, batches, size),
         "ms": ms, "tflops": flop / ms / 1e9,
     }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Time per example of a training step, every method, on a CIFAR-shaped problem.
+"""Time per drawn example of a training step, every method, on a CIFAR-shaped problem.
 
 python -m scripts.benchmarks.step --out=benchmarks/step_cpu.json
 """
@@ -21,13 +21,12 @@ from bam.training import trainer, tuning
 from scripts.benchmarks import arithmetic, performance, timing
 
 _OUT = flags.DEFINE_string("out", "", "JSON file to write")
-_BATCH = flags.DEFINE_integer("batch", 32, "examples per step; a quarter with views", 1)
+_BATCH = flags.DEFINE_integer("batch", 32, "expected examples per step; a quarter with views", 1)
 _MICROBATCH = flags.DEFINE_integer("microbatch", 0, "examples per group; 0: the fastest", 0)
 _PRECISION = flags.DEFINE_enum("precision", "float32", models.PRECISIONS, "network's arithmetic")
 _WIDTH = flags.DEFINE_integer("width", 64, "width of ResNet-9", lower_bound=1)
 _VIEWS = flags.DEFINE_integer("views", 16, "K of the one-view comparison; 1 leaves it out", 1)
 _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all methods", lower_bound=1)
-_REPEATS = flags.DEFINE_integer("repeats", 1, "steps per round", lower_bound=1)
 _MEMORY_BATCHES = flags.DEFINE_list("memory_batches", "256,4096", "batch sizes for peak memory")
 _ONLY = flags.DEFINE_list("only", [], "steps to time beside dp_sgd_ms; none: all")
 
@@ -45,25 +44,27 @@ VIEW_METHODS: dict[str, tuple[str, JsonMapping]] = {
 
 
 def main() -> None:
-    """Compiles every step, times them in turn, writes milliseconds per example."""
+    """Compiles every step, times them in turn, writes milliseconds per drawn example."""
     jax_setup.use_compilation_cache()
     steps = METHODS | (VIEW_METHODS if _VIEWS.value > 1 else {})
     if _ONLY.value:
         steps = {k: v for k, v in steps.items() if k in ("dp_sgd_ms", *_ONLY.value)}
-    calls, compiling, sizes, batches = {}, {}, {}, {}
+    compiled, sizes = {}, {}
     for name, (method, options) in steps.items():
         one_view = name in METHODS
-        batches[name] = _BATCH.value if one_view else max(1, _BATCH.value // 4)
+        batch = _BATCH.value if one_view else max(1, _BATCH.value // 4)
         views = performance.ONE_VIEW if one_view else {"augment.views": _VIEWS.value}
         with waits.compiling(screen.show, name.removesuffix("_ms")):
-            built = experiment_of(method, {**options, **views}, batches[name])
-            calls[name], compiling[name] = timing.step_of(built, batches[name])
+            built = experiment_of(method, {**options, **views}, batch)
+            compiled[name] = timing.steps_of(built)
         sizes[name] = built.config.microbatch_size
-    seconds = timing.measure(calls | {"matmul": _matmul()}, _TRIALS.value, _REPEATS.value)
-    observed = {name: [1e3 * s / batches[name] for s in seconds[name]] for name in steps}
+    calls = {name: x.take for name, x in compiled.items()} | {"matmul": _matmul()}
+    seconds = timing.measure(calls, _TRIALS.value, repeats=1)
+    observed = {name: [*map(x.ms_per_example, seconds[name])] for name, x in compiled.items()}
+    compiling = {name: x.compile_seconds for name, x in compiled.items()}
     timings = {name: timing.summarize(ms, compiling[name]) for name, ms in observed.items()}
     for name, row in timings.items():
-        screen.say(f"{name:<22} {row.median:8.3f} ms per example")
+        screen.say(f"{name:<22} {row.median:8.3f} ms per drawn example")
     model = models.as_functions(models.create(num_classes=10, **built.config.model), (32, 32, 3))
     example = {"image": jnp.zeros((1, 32, 32, 3)), "label": jnp.zeros((), jnp.int32)}
     params = jax.eval_shape(model.init, jax.random.key(0))
@@ -73,6 +74,8 @@ def main() -> None:
     results = {
         **{name: flags.FLAGS[name].value for name in settings},
         "microbatch": sizes,
+        "capacity": {name: x.capacity for name, x in compiled.items()},
+        "drawn": {name: x.drawn for name, x in compiled.items()},
         "convolution": layers.formulation(built.config.convolution),
         **{name: row.median for name, row in timings.items()},
         "matmul_gflops": float(np.median(matmul)),
@@ -102,8 +105,7 @@ def _memory(batch: int) -> float:
     """Megabytes that a DP-SGD step holds at once beside its arguments, as XLA plans it."""
     with waits.compiling(screen.show, f"dp_sgd for batches of {batch}"):
         built = experiment_of("dp_sgd", performance.ONE_VIEW, batch)
-        compiled, *_ = timing.compiled_step(built, batch)
-    plan = compiled.memory_analysis()
+        plan = timing.steps_of(built).program.memory_analysis()
     return (plan.temp_size_in_bytes + plan.output_size_in_bytes) / 1e6
 
 

@@ -12,12 +12,13 @@ from jaxtyping import PyTree
 
 from bam import files, provenance, waits
 from bam.cli import screen
-from bam.core import sampling
 from bam.files import JsonMapping, JsonObject
-from bam.privacy.private_gradient import DrawnBatch, batch_of
+from bam.privacy.private_gradient import batch_of
 from bam.text import plural
-from bam.training import devices, trainer
+from bam.training import devices, duration, trainer
 from scripts.benchmarks.cold_case import Numbers
+
+NUM_BATCHES = 4  # drawn batches that one timing takes in turn: their sizes differ
 
 
 class Timing(NamedTuple):
@@ -32,18 +33,6 @@ class Timing(NamedTuple):
     compile_seconds: float | None
 
 
-def compiled_step(built: trainer.Trainer, batch: int) -> tuple[Any, float, PyTree, DrawnBatch]:
-    """A training step of `batch` examples, the seconds it took to compile, its state and batch.
-
-    The step's result replaces the state, and `private_gradient.batch_of` makes the batch that
-    follows it.
-    """
-    state, padded = built.init(0), sampling.pad(np.arange(batch), batch, 0, 0)
-    drawn = built.batch(state, padded)
-    compiled, seconds = compile_and_time(built.step, state, drawn, donate=(0,))
-    return compiled, seconds, state, drawn
-
-
 def compile_and_time(
     fn: Callable[..., PyTree], *args: PyTree, donate: tuple[int, ...] = ()
 ) -> tuple[PyTree, float]:
@@ -56,18 +45,46 @@ def compile_and_time(
     return compiled, time.perf_counter() - started
 
 
-def step_of(built: trainer.Trainer, batch: int) -> tuple[Callable[[], PyTree], float]:
-    """A function that takes a step of `batch` examples, and the seconds that it took to compile."""
-    compiled, seconds, state, drawn = compiled_step(built, batch)
-    tag, step = np.asarray(state.private.tag), 0
+class Steps(NamedTuple):
+    """A run's step for each of several batches, as the run draws them.
 
-    def call() -> PyTree:
+    Attributes:
+      program: the compiled step.
+      compile_seconds: the seconds of tracing and compiling.
+      take: takes one step after another, each with another batch.
+      drawn: the number of examples in each batch.
+      capacity: the number of rows of a batch, with its empty places.
+    """
+
+    program: Any
+    compile_seconds: float
+    take: Callable[[], PyTree]
+    drawn: list[int]
+    capacity: int
+
+    def ms_per_example(self, seconds: float) -> float:
+        """Milliseconds for a drawn example if `take` takes these seconds."""
+        return 1e3 * seconds / sum(self.drawn)
+
+
+def steps_of(built: trainer.Trainer) -> Steps:
+    """The steps of a run for `NUM_BATCHES` drawn batches."""
+    state, rows = built.init(0), built.place_rows()
+    tag, step = np.asarray(state.private.tag), 0
+    batches = [rows.of(x) for x in duration.drawn_batches(built, NUM_BATCHES)]
+    first = batch_of(*batches[0], 1, tag)
+    program, seconds = compile_and_time(built.step, state, first, donate=(0,))
+
+    def take() -> PyTree:
         nonlocal state, step
-        step += 1
-        state = compiled(state, batch_of(drawn.examples, np.asarray(drawn.mask), step, tag))
+        for batch in batches:
+            step += 1
+            state = program(state, batch_of(*batch, step, tag))
+            jax.block_until_ready(state.step)  # as a run waits
         return state.step
 
-    return call, seconds
+    drawn = [int(mask.sum()) for _, mask in batches]
+    return Steps(program, seconds, take, drawn, built.plan.capacity)
 
 
 def measure(
