@@ -77,7 +77,7 @@ def blocks(key: Array | np.ndarray, numbers: Words, nonce: Sequence[int | Array]
     same = xp.broadcast_to(fixed[:, None], (15, len(numbers)))
     start = xp.concatenate([same[:12], numbers[None], same[12:]])
     rows = tuple(start.reshape(4, 4, -1))
-    if xp is jnp:  # rolled, and four words at a time: it compiles in a fifth of a second
+    if xp is jnp:  # rolled, and four words at a time: it compiles in under a second
         rows = _twenty_rounds(rows)
     else:
         for _ in range(10):
