@@ -24,6 +24,9 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
 NHWC = ("NHWC", "HWIO", "NHWC")
+# Elsewhere XLA makes one convolution without groups, where an example's NaN meets the zeros between
+# other examples and leaves its example.
+PLATFORMS = ("cuda",)
 
 
 class _Settings(NamedTuple):
@@ -101,17 +104,32 @@ def _map_convolution(
 def _map_gradient_of_kernel(
     arguments: tuple[Array, Array], axes: tuple[int | None, int | None], *, settings: _Settings
 ) -> tuple[Array, int]:
-    """Maps over examples: each becomes a group of one convolution."""
+    """Maps over examples, on a GPU as the groups of one convolution."""
     (number,) = {x.shape[i] for x, i in zip(arguments, axes, strict=True) if i is not None}
+    images, cotangents = (
+        jnp.broadcast_to(x, (number, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip(arguments, axes, strict=True)
+    )
+    one_by_one = jax.vmap(functools.partial(_gradient_of_kernel, settings=settings))
+    by_groups = functools.partial(_gradients_by_groups, settings=settings)
+    gradients = jax.lax.platform_dependent(
+        images, cotangents, default=one_by_one, **dict.fromkeys(PLATFORMS, by_groups)
+    )
+    return gradients, 0
 
-    def side_by_side(x: Array, axis: int | None) -> Array:
+
+def _gradients_by_groups(images: Array, cotangents: Array, *, settings: _Settings) -> Array:
+    """Returns the gradients of examples, `[examples, kh, kw, c, f]`, by one convolution."""
+    number, features = len(images), cotangents.shape[-1]
+
+    def side_by_side(x: Array) -> Array:
         """[examples, n, h, w, c] -> [n, h, w, examples · c]."""
-        x = jnp.broadcast_to(x, (number, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
         return jnp.moveaxis(x, 0, 3).reshape(*x.shape[1:4], number * x.shape[4])
 
-    images, cotangents = map(side_by_side, arguments, axes)
-    gradients = _gradient_of_kernel(images, cotangents, settings=settings, groups=number)
-    return gradients.reshape(*gradients.shape[:3], number, cotangents.shape[3] // number), 3
+    gradients = _gradient_of_kernel(
+        side_by_side(images), side_by_side(cotangents), settings=settings, groups=number
+    )
+    return jnp.moveaxis(gradients.reshape(*gradients.shape[:3], number, features), 3, 0)
 
 
 def _primitive(

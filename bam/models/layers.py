@@ -36,7 +36,7 @@ def convolutions_as(name: str) -> Iterator[None]:
     """Chooses the formulation of the layers for code that is traced inside.
 
     "matmul": a convolution is one matrix product with shifted copies of the image, and sums over
-    pixels are products, too. "xla": the convolution of XLA. "grouped": the same for GPUs, but the
+    pixels are products, too. "xla": the convolution of XLA. "grouped": the same, but on a GPU the
     kernel gradients of a microbatch's examples are one grouped convolution (`bam.models.grouped`).
     "tpu": the convolution of XLA, with pooling and normalisation in a form that a TPU fuses with
     it. "": "matmul" on CPU, "tpu" on TPU and "xla" elsewhere, chosen when the code is traced. GPUs
