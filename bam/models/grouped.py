@@ -1,10 +1,10 @@
 """A convolution whose kernel gradients, one for each example, are one grouped convolution.
 
 The gradient with respect to a kernel is a convolution of the images with the gradient of the
-output. For the gradients of many examples, `vmap` makes it a grouped forward convolution whose
-window is as large as an image, and GPUs have no fast program for such windows. Here `vmap` makes
-it the kernel gradient of one convolution with a group for each example: a GPU's grouped "backward
-filter" convolution, with a window as small as the kernel.
+output. For the gradients of many examples, `vmap` would make it a grouped forward convolution whose
+window is as large as an image. Here `vmap` makes it the kernel gradient of one convolution with a
+group for each example: on a GPU, a grouped "backward filter" convolution of cuDNN, with a window as
+small as the kernel.
 
 Both operations below are linear in each of their two arguments. They are primitives of JAX,
 because a primitive can have a rule of its own for `vmap` and all derivatives. A function with
@@ -24,8 +24,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
 NHWC = ("NHWC", "HWIO", "NHWC")
-# Elsewhere XLA makes one convolution without groups, where an example's NaN meets the zeros between
-# other examples and leaves its example.
+# For a CPU, XLA puts zeros between the examples in place of groups. A product of such a zero and
+# NaN is NaN, so an example's NaN would leave its example, and the others would be clipped away.
 PLATFORMS = ("cuda",)
 
 
@@ -53,8 +53,9 @@ def convolve(
     padding: Sequence[tuple[int, int]],
 ) -> Float[Array, "n h2 w2 f"]:
     """Returns the convolution of XLA, whose kernel gradients are grouped under `vmap`."""
-    window, precision = kernel.shape[:2], jax.config.jax_default_matmul_precision
-    settings = _Settings(window, stride, tuple(padding), precision)
+    height, width = kernel.shape[:2]
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    settings = _Settings((height, width), stride, tuple(padding), precision)
     return _convolution.bind(images, kernel, settings=settings)
 
 
@@ -155,7 +156,7 @@ def _primitive(
 
 
 # In a rule, the argument whose gradient is asked for has a shape and a dtype, but no value.
-_convolution = _primitive(
+_convolution: Primitive = _primitive(
     "convolution",
     _convolve,
     lambda cotangent, images, kernel, settings: _gradient_of_images(
@@ -166,7 +167,7 @@ _convolution = _primitive(
     ),
     _map_convolution,
 )
-_kernel_gradient = _primitive(
+_kernel_gradient: Primitive = _primitive(
     "kernel_gradient",
     _gradient_of_kernel,
     lambda kernel, images, cotangent, settings: _gradient_of_images(
