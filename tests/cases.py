@@ -28,6 +28,7 @@ from PIL import Image
 
 import bam
 from bam.cli import main
+from bam.core import pytree
 from bam.data import datasets
 from bam.sweep import comparison
 from bam.sweep.method_config import method_config
@@ -252,6 +253,21 @@ def norm64(tree):
 
 def distance(a, b):
     return norm64(jax.tree.map(lambda x, y: np.asarray(x, np.float64) - np.asarray(y), a, b))
+
+
+def derivatives(fn, *arguments):
+    """A scalar function's value, slope, gradient and two Hessian-vector products: of every kind."""
+    directions = jax.tree.map(jnp.sin, arguments)
+    positions = tuple(range(len(arguments)))
+    gradient = jax.grad(fn, positions)
+    return (
+        fn(*arguments),
+        jax.jvp(fn, arguments, directions)[1],
+        gradient(*arguments),
+        jax.linearize(gradient, *arguments)[1](*directions),
+        jax.grad(lambda *a: pytree.l2_norm(gradient(*a)), positions)(*arguments),
+        jax.vmap(gradient)(*jax.tree.map(lambda x: jnp.stack([x, jnp.cos(x)]), arguments)),
+    )
 
 
 def encode(image, form="PNG", mode=None):

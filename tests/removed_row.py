@@ -166,7 +166,7 @@ def convolutions():
     found = {}
     images = {"image": rng.normal(size=(15, 1, 8, 8, 3)), "label": np.arange(15) % 4}
     images = {"image": jnp.asarray(images["image"], jnp.float32), "label": images["label"]}
-    for convolution in ("matmul", "tpu"):
+    for convolution in ("matmul", "grouped", "tpu"):
         model = models.as_functions(
             models.create("convnet", 4, 4), (8, 8, 3), convolution=convolution
         )

@@ -15,7 +15,7 @@ from bam import files
 from bam.data import datasets
 from configs import digits
 from scripts.benchmarks import ahead
-from scripts.benchmarks.ahead import collectives, num_bytes
+from scripts.benchmarks.ahead import collectives, convolutions, num_bytes
 from tests.cases import run_command
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +37,25 @@ def test_what_devices_exchange_is_counted_by_kind_and_bytes():
         {"kind": "all-reduce", "count": 1, "bytes": 84},
         {"kind": "all-gather", "count": 2, "bytes": 32},
     ]
+
+
+# As cuDNN's calls stand in a program for a GPU, without what is not read.
+CALLS = """
+  %a = (bf16[2]) custom-call(%b), window={size=3x3 pad=1_1x1_1}, custom_call_target="__cudnn$convForward", x
+  %c = (bf16[2]) custom-call(%d), window={size=8x8}, feature_group_count=64, y={highest}, custom_call_target="__cudnn$convForward"
+  %e = f32[2] fusion(%f), feature_group_count=2
+  %g = (bf16[2]) custom-call(%h), window={size=3x3}, custom_call_target="__cudnn$convForward"
+  %i = (bf16[2]) custom-call(%j), window={size=1x1}, feature_group_count=8, custom_call_target="__cudnn$convBackwardFilter"
+"""  # noqa: E501
+
+
+def test_a_gpus_convolutions_are_counted_by_kind_groups_and_window():
+    assert [tuple(x.values()) for x in convolutions(CALLS)] == [
+        ("BackwardFilter", 8, "1x1", 1),
+        ("Forward", 1, "3x3", 2),
+        ("Forward", 64, "8x8", 1),
+    ]
+    assert convolutions(TEXT) == []
 
 
 def test_bytes_of_a_type():
@@ -149,3 +168,28 @@ def test_a_step_compiles_for_eight_tpus_with_one_sum_between_them(tmp_path):
     assert 0 <= found["bytes"] - 8 * answer["num_params"] <= 64
     assert all(x["kind"] == "all-gather" and x["bytes"] <= 2**12 for x in norms)  # of each row
     assert answer["flop_per_step"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not importlib.util.find_spec("jax_cuda12_plugin"), reason="CUDA's compiler is not installed"
+)
+@pytest.mark.parametrize("form", ["grouped", "xla"])
+def test_on_a_gpu_only_the_form_of_xla_has_windows_as_large_as_images(form, tmp_path):
+    command = [sys.executable, "-m", "scripts.benchmarks.hardware", "--config=cifar10:dp_sgd"]
+    command += ["--config.model.width=16", "--config.augment.views=2", "--target=h100"]
+    command += ["--config.microbatch_size=8", "--config.expected_batch_size=16"]
+    command += [f"--config.convolution={form}", "--config.accountant=rdp"]
+    file = tmp_path / "answer.json"
+    environ = os.environ | {"XLA_FLAGS": ""}
+    done = subprocess.run([*command, f"--out={file}"], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())["convolutions"]
+    assert sum(x["count"] for x in found) == 8 + 7 + 8  # forward, images, kernels
+    grouped = [x for x in found if x["groups"] > 1]
+    assert sum(x["count"] for x in grouped) == 8 and {x["groups"] for x in grouped} == {8}
+    windows = {x["window"] for x in grouped if x["kind"] == "Forward"}
+    as_large_as_images = {"32x32", "16x16", "8x8", "4x4"}
+    assert windows == (set() if form == "grouped" else as_large_as_images)
+    if form == "grouped":
+        assert {(x["kind"], x["window"]) for x in grouped} == {("BackwardFilter", "3x3")}

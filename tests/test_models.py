@@ -20,7 +20,7 @@ from bam.models.layers import (
     mish,
     standardise_weights,
 )
-from tests.cases import distance, mostly, norm64, refused, thoroughly
+from tests.cases import derivatives, distance, mostly, norm64, refused, thoroughly
 
 
 @pytest.mark.parametrize(("kernel_size", "stride"), [(1, 1), (3, 1), (5, 1), (1, 2), (3, 2)])
@@ -34,21 +34,6 @@ def test_convolution_as_a_matrix_product_is_xlas_convolution(kernel_size, stride
     with convolutions_as("matmul"):
         found = conv2d(images, kernel, stride)
     np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
-def derivatives(fn, *arguments):
-    """A scalar function's value, slope, gradient and two Hessian-vector products: of every kind."""
-    directions = jax.tree.map(jnp.sin, arguments)
-    positions = tuple(range(len(arguments)))
-    gradient = jax.grad(fn, positions)
-    return (
-        fn(*arguments),
-        jax.jvp(fn, arguments, directions)[1],
-        gradient(*arguments),
-        jax.linearize(gradient, *arguments)[1](*directions),
-        jax.grad(lambda *a: pytree.l2_norm(gradient(*a)), positions)(*arguments),
-        jax.vmap(gradient)(*jax.tree.map(lambda x: jnp.stack([x, jnp.cos(x)]), arguments)),
-    )
 
 
 def assert_all_close(found, expected):
@@ -69,7 +54,7 @@ def test_all_derivatives_agree_between_formulations_in_float64():
         params = Block().init(jax.random.key(1), images)
         params = jax.tree.map(lambda x: x.astype(jnp.float64) + 0.1 * jnp.cos(x), params)
         found = []
-        for name in ("matmul", "xla", "tpu"):
+        for name in ("matmul", "xla", "grouped", "tpu"):
             with convolutions_as(name):
                 found.append(jax.jit(lambda *a: derivatives(Block().apply, *a))(params, images))
         for other in found[1:]:

@@ -12,7 +12,14 @@ import pytest
 import bam
 from bam import models
 from bam.models.layers import conv2d, convolutions_as
-from scripts.benchmarks import arithmetic, cold_case, depth_others, performance, timing
+from scripts.benchmarks import (
+    arithmetic,
+    cold_case,
+    convolutions,
+    depth_others,
+    performance,
+    timing,
+)
 from tests.cases import distance, norm64, run_command
 
 
@@ -148,6 +155,43 @@ def test_the_step_benchmark_writes_what_each_of_its_steps_takes(tmp_path):
     assert measured["matmul_gflops"] > measured["dp_sgd_gflops"] > 0
     assert measured["peak_memory_mb"]["4"] > 0
     assert set(measured["drawn"]) == set(measured["capacity"]) == set(measured["observations_ms"])
+
+
+def test_the_convolutions_benchmark_times_each_form_beside_ordinary_training(tmp_path):
+    done = run_command(
+        "scripts.benchmarks.convolutions", f"--out={tmp_path}/found", "--width=1", "--side=16",
+        "--views=2", "--microbatches=3", "--trials=2", "--calls=2", "--precision=float32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    forms = ["ordinary", "xla", "grouped", "matmul"]
+    assert [row["form"] for row in found["rows"]] == 6 * forms
+    assert all(0 < row["low"] <= row["us"] <= row["high"] for row in found["rows"])
+    assert sum(row["count"] for row in found["rows"]) == 8 * len(forms)
+    for row, form in zip(found["all_layers"], forms, strict=True):
+        us = [r["count"] * r["us"] for r in found["rows"] if r["form"] == form]
+        assert (row["form"], row["us"]) == (form, pytest.approx(sum(us)))
+    assert (tmp_path / "found.md").read_text().count("\n") == 2 + 7 * len(forms)
+    assert found["device"] and found["commit"] and found["versions"]["jax"]
+
+
+def test_the_convolutions_benchmark_times_gradients_of_one_size_in_each_form():
+    images, cotangents = jnp.ones((3, 2, 4, 4, 5)), jnp.ones((3, 2, 4, 4, 6))
+    forms = {
+        x: convolutions.gradients_of_examples(x)(images, cotangents) for x in convolutions.FORMS
+    }
+    for form in forms.values():
+        assert form.shape == (3, 3, 3, 5, 6) and distance(form, forms["xla"]) < 1e-6 * norm64(form)
+    together = convolutions.ordinary_gradient(images, cotangents)
+    assert distance(together, forms["xla"].sum(axis=0)) < 1e-6 * norm64(together)
+
+
+def test_the_convolutions_benchmark_wants_a_microbatch_for_each_number_of_views(tmp_path):
+    flags = (f"--out={tmp_path}/found", "--views=16", "--microbatches=64,512")
+    refused = run_command("scripts.benchmarks.convolutions", *flags)
+    assert refused.returncode == 2 and not list(tmp_path.iterdir())
+    message = "error: --views and --microbatches need equally many numbers from 1\n"
+    assert refused.stderr == message
 
 
 @pytest.mark.parametrize("name", cold_case.NETWORKS)

@@ -261,7 +261,7 @@ def test_the_timed_step_is_real_and_formulations_and_microbatches_give_one_resul
     assert tuning.fastest_size(loop.build(tiny())) in (1, 8)
     states = [
         loop.train(loop.build(tiny(convolution=form, microbatch_size=size)), 0).state.params
-        for form, size in (("matmul", 1), ("xla", 1), ("matmul", 8))
+        for form, size in (("matmul", 1), ("xla", 1), ("grouped", 8), ("matmul", 8))
     ]
     for state in states[1:]:
         assert_close(state, states[0], rtol=1e-4, atol=1e-5)

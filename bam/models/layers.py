@@ -19,15 +19,15 @@ from jaxtyping import Array, Float
 from bam.core.own_weights import own_weights
 from bam.core.pytree import at_least_float32
 from bam.errors import InputError
+from bam.models import grouped
 from bam.models.symmetries import tied_kernel
 
 WEIGHT_STANDARDISATIONS = ("none", "centre", "standardise")
-FORMULATIONS = ("matmul", "xla", "tpu")
+FORMULATIONS = ("matmul", "xla", "grouped", "tpu")
 
 # Platform -> its default formulation; "xla" on other platforms.
 OF_PLATFORM = {"cpu": "matmul", "tpu": "tpu"}
 
-_NHWC = ("NHWC", "HWIO", "NHWC")
 _formulation = contextvars.ContextVar("convolution formulation", default="")
 
 
@@ -36,9 +36,11 @@ def convolutions_as(name: str) -> Iterator[None]:
     """Chooses the formulation of the layers for code that is traced inside.
 
     "matmul": a convolution is one matrix product with shifted copies of the image, and sums over
-    pixels are products, too. "xla": the convolution of XLA. "tpu": the convolution of XLA, with
-    pooling and normalisation in a form that a TPU fuses with it. "": "matmul" on CPU, "tpu" on TPU
-    and "xla" elsewhere, chosen when the code is traced.
+    pixels are products, too. "xla": the convolution of XLA. "grouped": the same, but on a GPU the
+    kernel gradients of a microbatch's examples are one grouped convolution (`bam.models.grouped`).
+    "tpu": the convolution of XLA, with pooling and normalisation in a form that a TPU fuses with
+    it. "": "matmul" on CPU, "tpu" on TPU and "xla" elsewhere, chosen when the code is traced. GPUs
+    keep "xla" until one has measured both.
     """
     if name and name not in FORMULATIONS:
         raise InputError(
@@ -82,7 +84,11 @@ def conv2d(
         padding = [(int(low), int(high)) for low, high in pads]  # older versions return NumPy's
     if _current() == "matmul":
         return _conv2d_as_matmul(images, kernel, stride, padding)
-    return jax.lax.conv_general_dilated(images, kernel, strides, padding, dimension_numbers=_NHWC)
+    if _current() == "grouped":
+        return grouped.convolve(images, kernel, stride, padding)
+    return jax.lax.conv_general_dilated(
+        images, kernel, strides, padding, dimension_numbers=grouped.NHWC
+    )
 
 
 def _conv2d_as_matmul(
@@ -329,5 +335,5 @@ def average_pool(x: Float[Array, "n h w c"]) -> Float[Array, "n h2 w2 c"]:
         return jax.lax.reduce_window(x * 0.25, zero, jax.lax.add, window, window, "VALID")
     quarter = jnp.full((2, 2, 1, channels), 0.25, x.dtype)
     return jax.lax.conv_general_dilated(
-        x, quarter, (2, 2), "VALID", dimension_numbers=_NHWC, feature_group_count=channels
+        x, quarter, (2, 2), "VALID", dimension_numbers=grouped.NHWC, feature_group_count=channels
     )

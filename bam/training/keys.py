@@ -97,7 +97,7 @@ KEYS = (
         "Examples whose gradients are in memory at once; `--config.dry_run --tune` finds a fast "
         "number.", kind=object),
     Key("convolution", "",
-        'How convolutions are computed: "matmul", "xla" or "tpu"; "": by the platform.'),
+        'How convolutions are computed: "matmul", "xla", "grouped" or "tpu"; "": by the platform.'),
     Key("precision", "float32",
         'The network\'s arithmetic: "float32", "tensorfloat32" or "bfloat16". Norms, clipping, '
         "sums and noise are float32 in each.", public=True),

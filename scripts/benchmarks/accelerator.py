@@ -3,10 +3,10 @@
 python -m scripts.benchmarks.accelerator --device=h100 --workdir=runs/accelerator --seconds=540 \
   --data=FOLDER
 
-The pieces, in this order: tests of the device's arithmetic; times of a step, of its settings and
-of depths; other libraries, if they are installed; CIFAR-10 at the paper's scale by DP-SGD and BAM
-at ε = 2. A piece may take the seconds that are left. If they end first, the next call starts the
-piece again, or resumes it if it is a training. FOLDER has CIFAR-10 in Parquet.
+The pieces, in this order: tests of the device's arithmetic; times of kernels' gradients, of a step,
+of its settings and of depths; other libraries, if they are installed; CIFAR-10 at the paper's scale
+by DP-SGD and BAM at ε = 2. A piece may take the seconds that are left. If they end first, the next
+call starts the piece again, or resumes it if it is a training. FOLDER has CIFAR-10 in Parquet.
 """
 
 import os
@@ -34,6 +34,7 @@ _SECONDS = flags.DEFINE_float("seconds", 540, "time for this call", lower_bound=
 TESTS = (
     "chacha", "exact_sums", "engine", "grid", "oracles", "position", "properties",
     "sampling", "transforms", "devices", "audit", "strategy", "users", "private_training",
+    "convolutions",
 )  # fmt: skip
 # Peer of scripts.benchmarks.peers -> the module that it needs.
 OTHERS = dict.fromkeys(("ours_nonprivate", "ours_dp_sgd", "ours_bam_sam", "jax_vmap"), "bam")
@@ -58,6 +59,7 @@ def pieces() -> Iterator[Piece]:
     yield Piece("tests", ["-m", "pytest", "-q", *tests])
     timed = ",".join(name for name, module in OTHERS.items() if find_spec(module))
     for name, flag, more in (
+        ("convolutions", f"{out}/convolutions_{device}", ["--seconds=300"]),
         ("step", f"{out}/step_{device}.json", ["--batch=512", "--precision=bfloat16"]),
         ("sizes", f"{out}/sizes_{device}", []),
         ("depth", f"{out}/depth_{device}", []),

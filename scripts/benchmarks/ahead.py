@@ -30,6 +30,9 @@ from bam.training import loading, loop, parts, trainer
 from scripts.benchmarks import arithmetic, timing
 
 GIB = 2**30
+CONVOLUTION = re.compile(
+    r"window={size=(\w+).*?(?:feature_group_count=(\d+).*)?custom_call_target=\"__cudnn\$conv(\w+)"
+)
 COLLECTIVE = r" = (.+?) (all-(?:reduce|gather|to-all)|reduce-scatter|collective-\w+)(-start)?\("
 
 
@@ -133,8 +136,9 @@ def devices_of(target: str) -> list[jax.Device]:
 def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int = 0) -> JsonObject:
     """The compiler's figures of a config's step on a target's devices, as a JSON object.
 
-    They are the seconds to compile, memory, arithmetic and collective operations, beside the plan's
-    numbers and the versions. If the step does not compile, the object holds the compiler's problem.
+    They are the seconds to compile, memory, arithmetic, collective operations and a GPU's
+    convolutions, beside the plan's numbers and the versions. If the step does not compile, the
+    object holds the compiler's problem.
 
     Args:
       config: the config of the run.
@@ -154,7 +158,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
     except jax.errors.JaxRuntimeError as error:
         problem = " ".join(str(error).split())[:300]
         return {"target": target, "compiles": False, "problem": problem}
-    needed = num_bytes_held(program)
+    needed, text = num_bytes_held(program), program.as_text()
     return {
         "target": target,
         "compiles": True,
@@ -162,6 +166,7 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
         "device": hardware[0].device_kind,
         "num_devices": len(hardware),
         "precision": config.precision,
+        "convolution": config.convolution,
         "compile_seconds": seconds,
         "memory_bytes": needed,
         "device_memory_bytes": kind.memory_bytes,
@@ -171,7 +176,8 @@ def look(config: ConfigDict, target: str, hardware: list[jax.Device], size: int 
         "expected_batch_size": built.plan.expected_batch_size,
         "num_params": built.num_params,
         "flop_per_step": arithmetic.flop_per_step(config, dataset),
-        "collectives": collectives(program.as_text()),
+        "collectives": collectives(text),
+        "convolutions": convolutions(text),
         "commit": provenance.git_commit(),
         "versions": provenance.versions(),
     }
@@ -238,6 +244,20 @@ def collectives(text: str) -> list[JsonObject]:
     return [
         {"kind": kind, "count": counts[size, kind], "bytes": size}
         for size, kind in sorted(counts, reverse=True)
+    ]
+
+
+def convolutions(text: str) -> list[JsonObject]:
+    """The convolutions by cuDNN in a program for a GPU.
+
+    Each entry has cuDNN's kind, the groups, the window in pixels, and the number of such
+    convolutions. One in a loop counts once.
+    """
+    found = CONVOLUTION.findall(text)
+    counts = Counter((kind, int(groups or 1), window) for window, groups, kind in found)
+    return [
+        {"kind": kind, "groups": groups, "window": window, "count": count}
+        for (kind, groups, window), count in sorted(counts.items())
     ]
 
 

@@ -54,6 +54,8 @@ def lines(answer: JsonMapping) -> Iterator[str]:
         yield (
             f"communication in a step: {each['count']} {each['kind']} with {each['bytes']:,} bytes"
         )
+    for each in answer["convolutions"]:
+        yield "convolutions: {count} {kind} of {groups} groups, window {window}".format(**each)
     yield f"arithmetic of a step: {answer['flop_per_step'] / 1e12:.4g} TFLOP"
 
 

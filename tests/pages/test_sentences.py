@@ -154,6 +154,15 @@ def accelerators() -> Iterator[str]:
     step = read("benchmarks/step_h100.json")
     yield f"{step['dp_sgd_ms'] / step['nonprivate_ms']:.1f} times as long as ordinary training]"
 
+    def groups(form: str) -> list[tuple[str, int]]:
+        answer = read(f"benchmarks/hardware/cifar10_dp_sgd_{form}_h100.json")
+        assert answer["convolution"] == form
+        return [(x["kind"], x["count"]) for x in answer["convolutions"] if x["groups"] > 1]
+
+    assert {kind for kind, _ in groups("xla")} == {"Forward"}
+    yield f"makes all {sum(count for _, count in groups('xla'))} kernel gradients forward"
+    assert groups("grouped") == [("BackwardFilter", 8)]
+
     def estimates(name: str) -> Any:
         return read(f"benchmarks/hardware/{name}_v5e_1x1.json")
 
