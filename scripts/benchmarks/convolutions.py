@@ -25,16 +25,6 @@ from bam.files import JsonObject
 from bam.models.layers import conv2d, convolutions_as
 from scripts.benchmarks import timing
 
-_OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
-_SECONDS = flags.DEFINE_float("seconds", 540, "time for all shapes", lower_bound=1)
-_VIEWS = flags.DEFINE_list("views", "16,1", "views of an example")
-_MICROBATCHES = flags.DEFINE_list("microbatches", "64,512", "examples at once, for each of --views")
-_PRECISION = flags.DEFINE_enum("precision", "bfloat16", models.PRECISIONS, "network's arithmetic")
-_WIDTH = flags.DEFINE_integer("width", 64, "width of ResNet-9", lower_bound=1)
-_SIDE = flags.DEFINE_integer("side", 32, "side of images in pixels; a multiple of 16", 16)
-_TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all forms", lower_bound=1)
-_CALLS = flags.DEFINE_integer("calls", 10, "calls of a round, of which a device has no rest", 1)
-
 LEAST_SECONDS = 20  # a shape starts only if this many are left
 WINDOW = 3
 FORMS = ("xla", "grouped", "matmul")
@@ -180,5 +170,18 @@ def _time_layer(layer: Layer, views: int, microbatch: int) -> Iterator[dict[str,
         }  # fmt: skip
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # here, because tests import this module beside others with flags
+    _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
+    _SECONDS = flags.DEFINE_float("seconds", 540, "time for all shapes", lower_bound=1)
+    _VIEWS = flags.DEFINE_list("views", "16,1", "views of an example")
+    _MICROBATCHES = flags.DEFINE_list(
+        "microbatches", "64,512", "examples at once, for each of --views"
+    )
+    _PRECISION = flags.DEFINE_enum(
+        "precision", "bfloat16", models.PRECISIONS, "network's arithmetic"
+    )
+    _WIDTH = flags.DEFINE_integer("width", 64, "width of ResNet-9", lower_bound=1)
+    _SIDE = flags.DEFINE_integer("side", 32, "side of images in pixels; a multiple of 16", 16)
+    _TRIALS = flags.DEFINE_integer("trials", 7, "rounds through all forms", lower_bound=1)
+    _CALLS = flags.DEFINE_integer("calls", 10, "calls of a round, of which a device has no rest", 1)
     command.run_script(main, ["out"])
