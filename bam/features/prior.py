@@ -16,9 +16,10 @@ ResNet-9 of width 32. It learned to give two views of a drawn image similar outp
 image's kind and factors. Its features are the means of five layers' activations over quarters or
 sixteenths.
 
-All means are also over eight views: the image and its mirror image, moved by two pixels along the
-four diagonals. So an image and its mirror image have equal features, and a small move of an object
-changes features little. The network has four of these views, and is averaged over left and right.
+The means of filters and scattering are also over eight views: the image and its mirror image, moved
+by two pixels along the four diagonals. The network has four of these views, and is averaged over
+left and right. So an image and its mirror image have equal features, and a small move of an object
+changes features little.
 Each part, and each layer of the network, is whitened by its moments in drawn images,
 $(R + \lambda I)^{-1/2} (\cdot - \mu)/s$, and scaled in each image to mean 0 and equal variance,
 each of the four parts to norm 5.
