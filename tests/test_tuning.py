@@ -84,8 +84,14 @@ def test_an_example_that_never_fits_is_one_clear_error_and_other_errors_are_not_
         ({"microbatch_size": 0}, "microbatch_size must be .* got 0"),
         ({"microbatch_size": 2.5}, "microbatch_size must be from 1 .* got 2.5"),
         ({"microbatch_size": True}, "microbatch_size must be from 1 .* got True"),
-        ({"convolution": "fft"}, "unknown convolution 'fft'; choose from matmul, xla, grouped, tpu, or ''"),
-        ({"convolution": "auto"}, "unknown convolution 'auto'; choose from matmul, xla, grouped, tpu"),
+        (
+            {"convolution": "fft"},
+            "unknown convolution 'fft'; choose from matmul, xla, grouped, tpu, or ''",
+        ),
+        (
+            {"convolution": "auto"},
+            "unknown convolution 'auto'; choose from matmul, xla, grouped, tpu",
+        ),
         ({"precision": "int8"}, "unknown precision 'int8'; choose from float32"),
     ],
 )
