@@ -341,17 +341,17 @@ def test_views_clipped_one_by_one_and_then_added_are_caught(monkeypatch):
 
 
 def test_padding_rows_that_leak_are_caught(monkeypatch):
-    right, rows_at = private_mean.per_example_sum, examples.rows_at
+    right, take_row = private_mean.per_example_sum, examples.take_row
 
     def leaky(*given, mask, **options):
         return right(*given, mask=jnp.ones_like(mask), **options)
 
-    def leaked(split, indices, mesh):
-        rows = np.where(indices == sampling.PADDING, canary.CANARY, indices)
-        return rows_at(split, rows.astype(np.int32), mesh)
+    def leaked(row, data):
+        number = jnp.where(row["row"] == sampling.PADDING, canary.CANARY, row["row"])
+        return take_row(row | {"row": number}, data)
 
     monkeypatch.setattr(private_mean, "per_example_sum", leaky)
-    monkeypatch.setattr(examples, "rows_at", leaked)
+    monkeypatch.setattr(examples, "take_row", leaked)
     assert epsilon_lower(SAMPLED, 60) > 4.0
 
 

@@ -17,7 +17,6 @@ from bam.core import sampling
 from bam.data import common, datasets
 from bam.errors import InputError
 from bam.features import extraction
-from bam.privacy.private_gradient import batch_of
 from bam.training import loop, public_clip, tuning
 from bam.training import step as steps
 from tests.cases import compilations, tiny_digits
@@ -187,8 +186,7 @@ def step_bytes(size, method="dp_sgd"):
     config = tiny_digits(method, microbatch_size=size, num_steps=1)
     built = loop.build(config, hardware=jax.devices()[:1])
     state, nothing = built.init(0), sampling.pad(np.arange(0), built.plan.capacity, 0, 0)
-    batch = batch_of(*built.place_rows().of(nothing), 1, np.asarray(state.private.tag))
-    return memory.needs(built.step.__wrapped__, state, batch).num_bytes
+    return memory.needs(built.step.__wrapped__, state, built.batch(state, nothing)).num_bytes
 
 
 def advised(message):

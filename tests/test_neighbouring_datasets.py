@@ -151,7 +151,12 @@ def moved_by_removing_row_0(is_drawn, users, monkeypatch, by_number=False):
     with config.unlocked():
         config.method = ConfigDict({"name": "examples.random_smoothing:oracle", "radius": 0.5})
     if by_number:  # the control: views and the oracle's key follow the row's number
-        numbered = lambda rows: (rows | {"place": rows["row"]}, None)  # noqa: E731
+        in_order = examples.in_order
+
+        def numbered(rows):
+            rows, data = in_order(rows)
+            return rows | {"place": rows["row"]}, data
+
         monkeypatch.setattr(examples, "in_order", numbered)
     drawn = np.concatenate([[0] * is_drawn, 2 * np.arange(1, 40)]).astype(np.int32)
     places = RNG.permutation(60)[: len(drawn)]

@@ -129,7 +129,9 @@ def test_with_one_example_each_a_run_is_the_ordinary_run_to_the_bit():
 def gradients(built, split=None, clipped=False):
     """Of each user alone, at the first weights."""
     state = built.init(0)
-    rows = (built.rows(np.array([i]), split) for i in range(built.plan.num_examples))
+    split = split or built.dataset.train
+    numbers = (np.array([i]) for i in range(built.plan.num_examples))
+    rows = (examples.rows_at(split, number, built.mesh) for number in numbers)
     means = [built.mean_gradients(state, row)[0] for row in rows]
     return [jax.device_get(mean.clipped if clipped else mean.gradient) for mean in means]
 

@@ -35,6 +35,7 @@ from bam.errors import InputError
 from bam.extras import needs
 from bam.privacy import accounting, processes, tradeoff
 from bam.training import loop
+from bam.training.examples import Rows
 
 with needs("train"):
     from ml_collections import ConfigDict
@@ -132,7 +133,7 @@ def scores(
     plan = built.plan
     absent_split = users.group_by_user(dataset._replace(train=dataset.test), size).train
     canary_rows = 1 if size else canary_size  # a user is one row
-    with_canary, without = built.dataset.train, absent_split
+    with_canary, without = built.place_rows(), Rows(absent_split, plan, built.mesh)
     start, canary = built.init(0), built.rows(np.array([CANARY]))
     # A step donates its state's buffers, so each trial gets a copy.
     copy = jax.jit(lambda state: jax.tree.map(jnp.copy, state))

@@ -189,6 +189,8 @@ def run(
     takes_part[num_real:] = included
     log_ratios: list[np.ndarray] = []
 
+    rows = built.place_rows()
+
     def scored_step(state: TrainState, batch: DrawnBatch) -> TrainState:
         indices, mask = np.asarray(batch.examples["row"]), np.asarray(batch.mask)
         # Excluded canaries are masked, so places and draws of the other examples stay the same.
@@ -196,9 +198,9 @@ def run(
         others = sampling.PaddedBatch(indices, mask).within(num_real)
         is_first = not log_ratios
         with waits.compiling(log, "the step") if is_first else contextlib.nullcontext():
-            known = clipped_gradient_sum(built, state, built.batch(state, others))[entries]
+            known = clipped_gradient_sum(built, state, built.batch(state, others, rows))[entries]
             included_rows = sampling.PaddedBatch(indices, included_mask)
-            state = built.step(state, built.batch(state, included_rows))
+            state = built.step(state, built.batch(state, included_rows, rows))
         total = plan.expected_batch_size * flat(state.private.previous)[entries]
         log_ratios.append(((total - known) / sensitivity - 0.5) / plan.noise_multiplier**2)
         return state

@@ -12,7 +12,6 @@ from bam import waits
 from bam.core import sampling
 from bam.core.sampling import PaddedBatch
 from bam.privacy import processes
-from bam.privacy.private_gradient import batch_of
 from bam.training.examples import Rows
 from bam.training.trainer import Trainer
 
@@ -54,8 +53,7 @@ def estimate_seconds(trainer: Trainer, rows: Rows) -> Estimate:
 
     def time_step(padded: PaddedBatch) -> float:
         nonlocal state
-        step, tag = int(state.step) + 1, np.asarray(state.private.tag)
-        batch = jax.block_until_ready(batch_of(*rows.of(padded), step, tag))
+        batch = jax.block_until_ready(trainer.batch(state, padded, rows))
         started = time.perf_counter()
         state = jax.block_until_ready(trainer.step(state, batch))
         # All processes decide alike what is timed next.

@@ -104,7 +104,7 @@ def rows_at(
 ) -> dict[str, PyTree]:
     """Returns the rows of these numbers on the devices, with zeros at `PADDING`."""
     indices = np.asarray(indices)
-    # As in a step, so that both have one program.
+    # As the rows of a batch are placed.
     is_stored = isinstance(split.images, StoredImages)
     place = devices.share_rows if is_stored else devices.replicate
     return _on_devices(stream.rows_of(split, indices, indices != PADDING), indices, place, mesh)
@@ -170,7 +170,10 @@ def in_order(rows: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def take_row(row: PyTree, data: PyTree) -> PyTree:
-    """Returns a row with its arrays out of the data, zeros beyond them; None as data adds none."""
+    """Returns a row with its arrays out of the data, or as it is if the data are None.
+
+    They are zeros for a number beyond the data.
+    """
     # `PADDING` is beyond all data.
     take = lambda x: jnp.where(row["row"] < len(x), x[row["row"]], 0)  # noqa: E731
     return row | jax.tree.map(take, data or {})

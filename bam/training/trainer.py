@@ -107,24 +107,26 @@ class Trainer:
         gradient = self.parts.gradient
         return PrivateTraining(plan=self.plan, clip=gradient.clip, mesh=gradient.mesh, seed=seed)
 
-    def rows(self, indices: np.ndarray, split: datasets.Split | None = None) -> PyTree:
+    def rows(self, indices: np.ndarray) -> PyTree:
         """Returns the training rows of these numbers on the devices, zeros at `PADDING`."""
-        return examples.rows_at(split or self.dataset.train, indices, self.mesh)
+        return examples.rows_at(self.dataset.train, indices, self.mesh)
 
     def place_rows(self) -> examples.Rows:
         """Returns the training rows, placed on the devices unless they are read from files."""
         return examples.Rows(self.dataset.train, self.plan, self.mesh)
 
     def batch(
-        self, state: TrainState, padded: sampling.PaddedBatch, split: datasets.Split | None = None
+        self, state: TrainState, padded: sampling.PaddedBatch, rows: examples.Rows | None = None
     ) -> DrawnBatch:
-        """Returns the batch of these rows as the state's next one, for timings and audits.
+        """Returns a batch as the state's next one, in a run's form, for timings and audits.
 
-        It is not drawn, and counts nowhere.
+        It is not drawn, and counts nowhere. `rows` are of `place_rows`, which is called without
+        them.
         """
         tag, step = jax.device_get((state.private.tag, state.step))
-        rows = self.rows(np.where(padded.mask, padded.indices, sampling.PADDING), split)
-        return batch_of(rows, np.asarray(padded.mask), int(step) + 1, tag)
+        numbers = np.where(padded.mask, padded.indices, sampling.PADDING)
+        rows = rows or self.place_rows()
+        return batch_of(*rows.of(padded._replace(indices=numbers)), int(step) + 1, tag)
 
     @functools.cached_property
     def programs(self) -> Programs:
@@ -164,8 +166,7 @@ class Trainer:
         `memory.TooLargeError`, an InputError, if the step does not fit the memory.
         """
         nothing = sampling.pad(np.arange(0), self.plan.capacity, 0, 0)
-        batch = batch_of(*rows.of(nothing), 1, np.asarray(state.private.tag))
-        args = state, batch
+        args = state, self.batch(state, nothing, rows)
         self.programs.check(steps.take, STEP, *args, donate=(0,), keeps_size=keeps_size)
 
     def check_diagnostics(self, state: TrainState, rows: PyTree, keeps_size: bool = False) -> None:

@@ -120,10 +120,10 @@ def ours(method: str, problem: Problem) -> Training:
         data = datasets.Dataset("random", split, split, CLASSES, half, half)
         built = loop.build(config, data)
         yield
-        state = built.init(0)
+        state, rows = built.init(0), built.place_rows()
         for step in itertools.count(1):
             padded = sampling.pad(np.arange(problem.batch), built.plan.capacity, 0, step)
-            state = jax.block_until_ready(built.step(state, built.batch(state, padded)))
+            state = jax.block_until_ready(built.step(state, built.batch(state, padded, rows)))
             yield
 
     return training
