@@ -71,25 +71,25 @@ def gradients_of_methods(loss, params, images):
         "bam_exact of one view": bam.bam_exact(loss, 0.1, ascent_views=1),
     }
     shifted = sat.ascend(params, params)
-    found = {
+    gradients = {
         name: jax.vmap(method.grad, (None, 0))(shifted if name == "dp_sat" else params, batch)
         for name, method in methods.items()
     }
     in_all = lambda p: jnp.mean(jax.vmap(loss, (None, 0))(p, batch))  # noqa: E731
-    return found | {"ordinary": jax.grad(in_all)(params)}
+    return gradients | {"ordinary": jax.grad(in_all)(params)}
 
 
 def in_each_form(fn, *args):
-    found = []
+    results = []
     for form in FORMS:
         with convolutions_as(form):
             # A new function, because JAX keeps the trace of a known one.
-            found.append(jax.jit(lambda *a: fn(*a))(*args))
-    return found
+            results.append(jax.jit(lambda *a: fn(*a))(*args))
+    return results
 
 
-def assert_close_to_largest(found, expected, tolerance):
-    for mine, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def assert_close_to_largest(results, expected, tolerance):
+    for mine, theirs in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
         mine, theirs = np.asarray(mine), np.asarray(theirs)
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance * np.abs(theirs).max())
 
@@ -97,8 +97,8 @@ def assert_close_to_largest(found, expected, tolerance):
 @pytest.mark.parametrize("layer", thoroughly(LAYERS, "3×3"))
 def test_the_gradients_of_each_method_are_those_of_xlas_convolutions(layer, grouped_here):
     loss, params, images = case(*LAYERS[layer])
-    found = in_each_form(lambda *a: gradients_of_methods(loss, *a), params, images)
-    assert_close_to_largest(*found, 1e-6)
+    gradients = in_each_form(lambda *a: gradients_of_methods(loss, *a), params, images)
+    assert_close_to_largest(*gradients, 1e-6)
 
 
 @pytest.mark.thorough
@@ -107,8 +107,8 @@ def test_derivatives_of_every_kind_are_those_of_xlas_convolutions_in_float64(lay
     with jax.enable_x64(True):
         loss, params, images = case(*LAYERS[layer], jnp.float64)
         value = lambda p, x: loss(p, {"image": x})  # noqa: E731
-        found = in_each_form(lambda *a: derivatives(value, *a), params, images[0])
-        assert_close_to_largest(*found, 1e-12)
+        gradients = in_each_form(lambda *a: derivatives(value, *a), params, images[0])
+        assert_close_to_largest(*gradients, 1e-12)
         methods = in_each_form(lambda *a: gradients_of_methods(loss, *a), params, images)
         assert_close_to_largest(*methods, 1e-12)
 
@@ -119,15 +119,15 @@ def test_derivatives_of_every_kind_are_those_of_xlas_convolutions_in_float64(lay
 )
 def test_models_have_the_same_gradients_of_examples(name, options, grouped_here):
     module, shape = models.create(name, 10, 4, **options), (16, 16, 3)
-    found = []
+    gradients = []
     with jax.enable_x64(True):
         for form in FORMS:
             model = models.as_functions(module, shape, convolution=form)
             params = jax.tree.map(lambda x: x.astype(jnp.float64), model.init(jax.random.key(0)))
             images = jax.random.normal(jax.random.key(1), (3, 2, *shape), jnp.float64)
             batch = {"image": images, "label": jnp.arange(3)}
-            found.append(jax.jit(jax.vmap(jax.grad(model.loss), (None, 0)))(params, batch))
-        assert_close_to_largest(*found, 1e-10)
+            gradients.append(jax.jit(jax.vmap(jax.grad(model.loss), (None, 0)))(params, batch))
+        assert_close_to_largest(*gradients, 1e-10)
 
 
 def test_bfloat16_gives_gradients_of_the_same_dtype_and_nearly_the_same_numbers(grouped_here):
@@ -136,11 +136,11 @@ def test_bfloat16_gives_gradients_of_the_same_dtype_and_nearly_the_same_numbers(
     params = forms[0].init(jax.random.key(0))
     images = jax.random.normal(jax.random.key(1), (3, 2, *shape))
     batch = {"image": images, "label": np.arange(3)}
-    found, expected = (
+    gradients, expected = (
         jax.jit(jax.vmap(jax.grad(model.loss), (None, 0)))(params, batch) for model in forms
     )
-    assert {x.dtype for x in jax.tree.leaves(found)} == {jnp.dtype(jnp.float32)}
-    assert distance(found, expected) < 0.01 * norm64(expected)
+    assert {x.dtype for x in jax.tree.leaves(gradients)} == {jnp.dtype(jnp.float32)}
+    assert distance(gradients, expected) < 0.01 * norm64(expected)
 
 
 def with_one_that_is_nan(method):
@@ -153,17 +153,17 @@ def with_one_that_is_nan(method):
 
 @pytest.mark.parametrize("method", [bam.dp_sgd, lambda loss: bam.bam_exact(loss, 0.1)])
 def test_an_example_that_is_nan_changes_no_bit_of_the_others(method):
-    found, expected = with_one_that_is_nan(method)
+    gradients, expected = with_one_that_is_nan(method)
     others = np.array([0, 2])
-    assert_same_bits(*(jax.tree.map(lambda x: x[others], each) for each in (found, expected)))
+    assert_same_bits(*(jax.tree.map(lambda x: x[others], each) for each in (gradients, expected)))
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(expected))
-    assert all(np.isnan(x[1]).all() for x in jax.tree.leaves(found))
+    assert all(np.isnan(x[1]).all() for x in jax.tree.leaves(gradients))
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="what XLA makes of groups for a CPU")
 def test_groups_on_a_cpu_would_let_a_nan_out_of_its_example(grouped_here):
-    found, _ = with_one_that_is_nan(bam.dp_sgd)
-    assert all(np.isnan(x).any(axis=(1, 2, 3, 4)).all() for x in jax.tree.leaves(found))
+    gradients, _ = with_one_that_is_nan(bam.dp_sgd)
+    assert all(np.isnan(x).any(axis=(1, 2, 3, 4)).all() for x in jax.tree.leaves(gradients))
 
 
 def program_of(fn, *args):
@@ -179,11 +179,11 @@ def test_only_gradients_of_examples_are_grouped(grouped_here):
     loss, params, images = case(*LAYERS["3×3"])
     batch, size = {"image": images}, {"microbatch_size": NUM_EXAMPLES}
     ordinary = lambda p, x: plain_sum(loss, p, x, **size)  # noqa: E731
-    of_examples = jax.vmap(jax.grad(loss), (None, 0))
+    each = jax.vmap(jax.grad(loss), (None, 0))
     for form in FORMS:
         with convolutions_as(form):
             assert group_counts(program_of(ordinary, params, batch)) == {1}
-            counts = group_counts(program_of(of_examples, params, batch))
+            counts = group_counts(program_of(each, params, batch))
             assert counts == ({1, NUM_EXAMPLES} if form == "grouped" else {1})
 
 

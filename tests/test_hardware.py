@@ -184,9 +184,9 @@ def test_on_a_gpu_only_the_form_of_xla_has_windows_as_large_as_images(form, tmp_
     environ = os.environ | {"XLA_FLAGS": ""}
     done = subprocess.run([*command, f"--out={file}"], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())["convolutions"]
-    assert sum(x["count"] for x in found) == 8 + 7 + 8  # forward, images, kernels
-    grouped = [x for x in found if x["groups"] > 1]
+    convolutions = json.loads(file.read_text())["convolutions"]
+    assert sum(x["count"] for x in convolutions) == 8 + 7 + 8  # forward, images, kernels
+    grouped = [x for x in convolutions if x["groups"] > 1]
     assert sum(x["count"] for x in grouped) == 8 and {x["groups"] for x in grouped} == {8}
     windows = {x["window"] for x in grouped if x["kind"] == "Forward"}
     as_large_as_images = {"32x32", "16x16", "8x8", "4x4"}

@@ -163,16 +163,16 @@ def test_the_convolutions_benchmark_times_each_form_beside_ordinary_training(tmp
         "--views=2", "--microbatches=3", "--trials=2", "--calls=2", "--precision=float32",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "found.json").read_text())
+    written = json.loads((tmp_path / "found.json").read_text())
     forms = ["ordinary", "xla", "grouped", "matmul"]
-    assert [row["form"] for row in found["rows"]] == 6 * forms
-    assert all(0 < row["low"] <= row["us"] <= row["high"] for row in found["rows"])
-    assert sum(row["count"] for row in found["rows"]) == 8 * len(forms)
-    for row, form in zip(found["all_layers"], forms, strict=True):
-        us = [r["count"] * r["us"] for r in found["rows"] if r["form"] == form]
+    assert [row["form"] for row in written["rows"]] == 6 * forms
+    assert all(0 < row["low"] <= row["us"] <= row["high"] for row in written["rows"])
+    assert sum(row["count"] for row in written["rows"]) == 8 * len(forms)
+    for row, form in zip(written["all_layers"], forms, strict=True):
+        us = [r["count"] * r["us"] for r in written["rows"] if r["form"] == form]
         assert (row["form"], row["us"]) == (form, pytest.approx(sum(us)))
     assert (tmp_path / "found.md").read_text().count("\n") == 2 + 7 * len(forms)
-    assert found["device"] and found["commit"] and found["versions"]["jax"]
+    assert written["device"] and written["commit"] and written["versions"]["jax"]
 
 
 def test_the_convolutions_benchmark_times_gradients_of_one_size_in_each_form():
@@ -291,7 +291,8 @@ def test_the_cold_benchmark_writes_what_each_case_takes(tmp_path):
 
 
 def test_the_accelerators_script_goes_on_where_it_stopped(tmp_path):
-    done = {"tests": {"end": "done", "seconds": 1.0, "last": []}}
+    piece = {"end": "done", "seconds": 1.0, "last": []}
+    done = {"tests": piece, "convolutions": piece}
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/pieces.json").write_text(json.dumps(done))
     stopped = run_command(

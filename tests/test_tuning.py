@@ -45,13 +45,13 @@ def test_a_larger_size_is_taken_while_it_saves_time(
     assert asked == list(seconds)
 
 
-@pytest.mark.parametrize(("of_row", "size"), [(1.5, 1), (4.0, 8)])  # the second: a control
+@pytest.mark.parametrize(("gain", "size"), [(1.5, 1), (4.0, 8)])  # the second: a control
 def test_a_size_that_computes_twice_the_rows_must_save_more_than_half_of_a_rows_time(
-    monkeypatch, of_row, size
+    monkeypatch, gain, size
 ):
-    """A fake clock: in microbatches of 8 a row takes 1 / `of_row` of its time alone."""
+    """A fake clock: in microbatches of 8 a row takes 1 / `gain` of its time alone."""
     monkeypatch.setattr(tuning, "sizes", lambda: (1, 8))
-    monkeypatch.setattr(tuning, "_seconds", lambda trainer, size: {1: 1.0, 8: 1 / of_row}[size])
+    monkeypatch.setattr(tuning, "_seconds", lambda trainer, size: {1: 1.0, 8: 1 / gain}[size])
     built = loop.build(tiny())
     batches = duration.drawn_batches(built, 50)
     alone, together = (duration.rows_per_example(built, batches, n) for n in (1, 8))

@@ -60,7 +60,7 @@ def convolve(
 
 
 def _convolve(images: Array, kernel: Array, *, settings: _Settings, groups: int = 1) -> Array:
-    """Computes a convolution; with groups, each has its share of the channels and features."""
+    """Computes a convolution whose groups have equal shares of the channels and features."""
     return jax.lax.conv_general_dilated(
         images,
         kernel,

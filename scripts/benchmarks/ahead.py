@@ -253,8 +253,8 @@ def convolutions(text: str) -> list[JsonObject]:
     Each entry has cuDNN's kind, the groups, the window in pixels, and the number of such
     convolutions. One in a loop counts once.
     """
-    found = CONVOLUTION.findall(text)
-    counts = Counter((kind, int(groups or 1), window) for window, groups, kind in found)
+    calls = CONVOLUTION.findall(text)
+    counts = Counter((kind, int(groups or 1), window) for window, groups, kind in calls)
     return [
         {"kind": kind, "groups": groups, "window": window, "count": count}
         for (kind, groups, window), count in sorted(counts.items())

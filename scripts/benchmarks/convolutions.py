@@ -88,15 +88,15 @@ def layers(width: int, side: int) -> list[Layer]:
 def gradients_of_examples(form: str) -> Callable[[Array, Array], Array]:
     """The function from images and gradients of outputs to each example's kernel gradient."""
 
-    def of_example(images: Array, cotangents: Array) -> Array:
+    def gradient(images: Array, cotangents: Array) -> Array:
         shape = (WINDOW, WINDOW, images.shape[-1], cotangents.shape[-1])
         with convolutions_as(form):
-            of_kernel = jax.linear_transpose(
+            transpose = jax.linear_transpose(
                 lambda kernel: conv2d(images, kernel), jax.ShapeDtypeStruct(shape, images.dtype)
             )
-        return of_kernel(cotangents)[0]
+        return transpose(cotangents)[0]
 
-    return jax.vmap(of_example)
+    return jax.vmap(gradient)
 
 
 def ordinary_gradient(images: Array, cotangents: Array) -> Array:
@@ -108,14 +108,14 @@ def ordinary_gradient(images: Array, cotangents: Array) -> Array:
 def sums(rows: Sequence[JsonObject]) -> Iterator[JsonObject]:
     """The rows of all layers together, where each was timed."""
     for views, form in dict.fromkeys((row["views"], row["form"]) for row in rows):
-        of_form = [row for row in rows if (row["views"], row["form"]) == (views, form)]
-        if len(of_form) < len(layers(1, 16)):
+        layers_of_form = [row for row in rows if (row["views"], row["form"]) == (views, form)]
+        if len(layers_of_form) < len(layers(1, 16)):
             continue
-        us = sum(row["count"] * row["us"] for row in of_form)
-        mflop = sum(row["count"] * row["us"] * row["tflops"] for row in of_form)
-        ordinary = sum(row["count"] * row["us"] / row["ratio"] for row in of_form)
+        us = sum(row["count"] * row["us"] for row in layers_of_form)
+        mflop = sum(row["count"] * row["us"] * row["tflops"] for row in layers_of_form)
+        ordinary = sum(row["count"] * row["us"] / row["ratio"] for row in layers_of_form)
         yield {
-            "views": views, "microbatch": of_form[0]["microbatch"], "layer": "all eight",
+            "views": views, "microbatch": layers_of_form[0]["microbatch"], "layer": "all eight",
             "form": form, "us": us, "tflops": mflop / us, "ratio": us / ordinary,
         }  # fmt: skip
 

@@ -15,7 +15,7 @@ from absl import flags
 from bam import files, models, tables, waits
 from bam.cli import command, jax_setup, screen
 from bam.files import JsonObject
-from bam.training import duration, methods
+from bam.training import methods
 from scripts.benchmarks import arithmetic, performance, timing
 
 _OUT = flags.DEFINE_string("out", "", "path without extension: .json and .md are written")
@@ -82,12 +82,10 @@ def _time_setting(method: str, convolution: str, microbatch: int, views: int) ->
     seconds = timing.measure({"steps": steps.take}, _TRIALS.value, repeats=1)["steps"]
     ms = steps.ms_per_example(min(seconds))
     flop = arithmetic.flop_per_step(built.config, built.dataset) / _BATCH.value
-    batches = duration.drawn_batches(built, timing.NUM_BATCHES)
-    size = built.parts.gradient.microbatch_size
     return {
         "method": method, "convolution": convolution, "microbatch": microbatch, "views": views,
         "capacity": steps.capacity, "drawn": steps.drawn,
-        "rows_per_example": duration.rows_per_example(built, batches, size),
+        "rows_per_example": steps.rows_per_example,
         "ms": ms, "tflops": flop / ms / 1e9,
     }  # fmt: skip
 

@@ -54,6 +54,7 @@ class Steps(NamedTuple):
       take: takes one step after another, each with another batch.
       drawn: the number of examples in each batch.
       capacity: the number of rows of a batch, with its empty places.
+      rows_per_example: how many rows are computed for each example.
     """
 
     program: Any
@@ -61,6 +62,7 @@ class Steps(NamedTuple):
     take: Callable[[], PyTree]
     drawn: list[int]
     capacity: int
+    rows_per_example: float
 
     def ms_per_example(self, seconds: float) -> float:
         """Milliseconds for a drawn example if `take` takes these seconds."""
@@ -71,7 +73,8 @@ def steps_of(built: trainer.Trainer) -> Steps:
     """The steps of a run for `NUM_BATCHES` drawn batches."""
     state, rows = built.init(0), built.place_rows()
     tag, step = np.asarray(state.private.tag), 0
-    batches = [rows.of(x) for x in duration.drawn_batches(built, NUM_BATCHES)]
+    padded = duration.drawn_batches(built, NUM_BATCHES)
+    batches = [rows.of(x) for x in padded]
     first = batch_of(*batches[0], 1, tag)
     program, seconds = compile_and_time(built.step, state, first, donate=(0,))
 
@@ -84,7 +87,9 @@ def steps_of(built: trainer.Trainer) -> Steps:
         return state.step
 
     drawn = [int(mask.sum()) for _, mask in batches]
-    return Steps(program, seconds, take, drawn, built.plan.capacity)
+    size = built.parts.gradient.microbatch_size
+    rows_per_example = duration.rows_per_example(built, padded, size)
+    return Steps(program, seconds, take, drawn, built.plan.capacity, rows_per_example)
 
 
 def measure(

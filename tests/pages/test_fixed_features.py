@@ -178,15 +178,13 @@ def searches() -> dict[str, tuple[float, float]]:
 
 
 def test_a_search_costs_what_twenty_of_them_did(text):
-    file, found = read("prior/searches.json"), searches()
-    assert [len([x for x in file["searches"] if x["accountant"] == a]) for a in ("pld", "rdp")] == [
-        20,
-        20,
-    ]
+    file, accuracies = read("prior/searches.json"), searches()
+    accountants = [x["accountant"] for x in file["searches"]]
+    assert {name: accountants.count(name) for name in set(accountants)} == {"pld": 20, "rdp": 20}
     for name in ("pld", "rdp", "none"):
-        assert f"{shown(*found[name])} %" in text
+        assert f"{shown(*accuracies[name])} %" in text
     [best] = read("prior/epsilon1.json")["rows"]
-    costs = [best["accuracy"]["mean"] - found[name][0] for name in ("pld", "rdp")]
+    costs = [best["accuracy"]["mean"] - accuracies[name][0] for name in ("pld", "rdp")]
     assert f"costs {costs[0]:.1f} points at ε = 1" in text and costs[0] < 3
     choose = (DOCS / "choose.md").read_text(encoding="utf-8")
     log = (DOCS / "log.md").read_text(encoding="utf-8").replace("\n ", "")
@@ -194,8 +192,8 @@ def test_a_search_costs_what_twenty_of_them_did(text):
     assert f"RDP costs {costs[1]:.1f} points and profiles [cost {costs[0]:.1f}]" in log
     multipliers = {x["accountant"]: x["noise_multiplier"] for x in file["searches"]}
     multipliers["none"] = file["noise_multiplier_without_search"]
-    said = re.search(r"multiplier of ([\d.]+), by RDP ([\d.]+),\s+and ([\d.]+) without", text)
-    assert said and list(map(float, said.groups())) == [
+    on_page = re.search(r"multiplier of ([\d.]+), by RDP ([\d.]+),\s+and ([\d.]+) without", text)
+    assert on_page and list(map(float, on_page.groups())) == [
         round(multipliers[name], 1) for name in ("pld", "rdp", "none")
     ]
 
