@@ -1,6 +1,7 @@
 """Convolutions whose kernel gradients are grouped compute what XLA's convolutions compute."""
 
 import re
+from pathlib import Path
 
 import flax.linen as nn
 import jax
@@ -17,6 +18,7 @@ from tests.cases import assert_same_bits, derivatives, distance, norm64, thoroug
 
 FORMS = ("grouped", "xla")
 NUM_EXAMPLES = 3
+POST = Path(__file__).parents[1] / "benchmarks" / "vmapped_kernel_gradients.md"
 # Options of both convolutions of a network, and the side of its images.
 LAYERS = {
     "3×3": ({}, 6),
@@ -173,6 +175,19 @@ def program_of(fn, *args):
 def group_counts(program):
     """The numbers of groups of the kernel gradients in a program."""
     return {int(x) for x in re.findall(r"batch_group_count = (\d+)", program)}
+
+
+def test_the_two_forms_shown_to_jaxs_developers_compute_the_same():
+    [code] = re.findall(r"```python\n(.+?)```", POST.read_text(encoding="utf-8"), re.DOTALL)
+    shown, given = {}, "N, SIDE, C, F = 64, 32, 64, 128"
+    assert given in code
+    exec(code.partition("\nx, dy = ")[0].replace(given, "N, SIDE, C, F = 3, 8, 4, 5"), shown)
+    x, dy = (np.random.default_rng(0).normal(size=(3, 8, 8, k)) for k in (4, 5))
+    mapped, grouped = (
+        shown[form](jnp.float32(x), jnp.float32(dy)) for form in ("mapped", "grouped")
+    )
+    assert mapped.shape == (3, 3, 3, 4, 5)
+    np.testing.assert_allclose(mapped, grouped, rtol=1e-5, atol=1e-5)
 
 
 def test_only_gradients_of_examples_are_grouped(grouped_here):
