@@ -8,10 +8,13 @@ import pytest
 
 import bam
 from bam.core import sampling
+from bam.errors import InputError
+from bam.features import prior
 from bam.privacy import private_gradient
 from bam.training import loop, parts
 from configs import (
     cifar10,
+    cifar10_prior_network,
     cifar10_scattering,
     cifar100,
     digits,
@@ -98,6 +101,25 @@ def test_every_config_trains_two_steps_with_its_own_model(name, method, folders)
     result = loop.train(loop.build(config), seed=0)
     assert int(result.state.step) == 2
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.params))
+
+
+def test_a_whole_network_begins_at_the_weights_of_drawn_images(folders, tmp_path):
+    prior.save_network(tmp_path / "network.safetensors")
+    config = cifar10_prior_network.get_config("bam_sam")
+    config.update_from_flattened_dict({"num_steps": 2, "accountant": "rdp", "microbatch_size": 4})
+    config.dataset.update({"source": "parquet", "path": str(folders["cifar10"])})
+    config.expected_batch_size = 4
+    with pytest.raises(InputError, match=r"add --config\.init_from=FILE"):
+        loop.build(config)
+    config.init_from = str(tmp_path / "network.safetensors")
+    built = loop.build(config)
+    params = built.init(0).params
+    network = dict(prior.encoder_params(prior.load()))
+    assert params.pop("Dense_0")["kernel"].shape == (512, 10)
+    assert network.pop("Dense_0")["kernel"].shape == (512, prior.OUTPUTS)
+    jax.tree.map(np.testing.assert_array_equal, params, network)
+    # The map shows the network pixels in [0, 1] less 0.5.
+    assert (built.normalisation.mean, built.normalisation.std) == ((0.5,) * 3, (1.0,) * 3)
 
 
 @pytest.mark.parametrize(

@@ -302,3 +302,12 @@ def test_the_accelerators_script_goes_on_where_it_stopped(tmp_path):
     assert stopped.returncode == 0, stopped.stderr
     assert "not run: step and later pieces; the same command continues" in stopped.stdout
     assert json.loads((tmp_path / "accelerator_x.json").read_text())["pieces"] == done
+    assert not (tmp_path / "runs/network.safetensors").exists()  # without data nothing is trained
+    done |= dict.fromkeys(("step", "sizes", "depth", "peers", "dp_sgd", "bam_sam"), piece)
+    (tmp_path / "runs/pieces.json").write_text(json.dumps(done))
+    stopped = run_command(
+        "scripts.benchmarks.accelerator", "--device=x", f"--workdir={tmp_path}/runs",
+        f"--out={tmp_path}", "--seconds=5", f"--data={tmp_path}",
+    )  # fmt: skip
+    assert "not run: network and later pieces" in stopped.stdout, stopped.stderr
+    assert (tmp_path / "runs/network.safetensors").stat().st_size > 4 * 684_464

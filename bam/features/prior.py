@@ -49,11 +49,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from bam.core.pytree import Params
 from bam.data.common import DataError
 from bam.extras import needs
 from bam.features import PRIOR_SHA256
 from bam.features.extraction import FeatureMap
 from bam.features.scattering import scatter
+from bam.models import finetune
 from bam.models.layers import mish
 from bam.models.resnet9 import ResNet9
 
@@ -91,15 +93,21 @@ def prior(digest: str = "") -> FeatureMap:
       >>> prior()(jnp.zeros((1, 28, 40, 1))).shape
       (1, 1, 1, 9488)
     """
-    content = FILE.read_bytes() if FILE.is_file() else b""
-    if hashlib.sha256(content).hexdigest() != PRIOR_SHA256:
-        raise DataError(f"{FILE} is damaged: install it again from a clone")
+    weights = load()
     if digest not in ("", PRIOR_SHA256):
         raise DataError(
             f"the model was trained with other weights of features.name=prior ({digest}): use the "
             "version of bam that trained it"
         )
-    return with_weights(safetensors.numpy.load(content))
+    return with_weights(weights)
+
+
+def load() -> Weights:
+    """Returns this version's weights by name. DataError if their file is damaged."""
+    content = FILE.read_bytes() if FILE.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != PRIOR_SHA256:
+        raise DataError(f"{FILE} is damaged: install it again from a clone")
+    return safetensors.numpy.load(content)
 
 
 def with_weights(weights: Weights) -> FeatureMap:
@@ -194,6 +202,21 @@ def encoder() -> ResNet9:
     return ResNet9(OUTPUTS, width=32)
 
 
+def save_network(path: str | Path) -> None:
+    """Writes the encoder's weights, from which training may begin, into a safetensors file.
+
+    They are for pixels in [0, 1] less 0.5, as in `configs/cifar10_prior_network.py`. DataError if
+    bam's own file is damaged.
+    """
+    finetune.save(encoder_params(load()), Path(path))
+
+
+def encoder_params(weights: Weights) -> Params:
+    """Returns the encoder's float32 parameters among all weights."""
+    named = flax.traverse_util.unflatten_dict(dict(weights), sep="/")["network"]
+    return jax.tree.map(lambda x: np.asarray(x, np.float32), named)
+
+
 def _activations(
     image: Float[Array, "s s c"], weights: Weights
 ) -> dict[str, Float[Array, "places k"]]:
@@ -201,9 +224,8 @@ def _activations(
 
     The network sees a grey image as three equal channels.
     """
-    named = flax.traverse_util.unflatten_dict(dict(weights), sep="/")["network"]
     pixels = jnp.broadcast_to(image, (*image.shape[:2], 3))[None] - 0.5
-    params = {"params": jax.tree.map(jnp.asarray, named)}
+    params = {"params": encoder_params(weights)}
     _, kept = encoder().apply(params, pixels, capture_intermediates=True)
     means = {}
     for layer, side in LAYERS.items():

@@ -5,8 +5,9 @@ python -m scripts.benchmarks.accelerator --device=h100 --workdir=runs/accelerato
 
 The pieces, in this order: tests of the device's arithmetic; times of kernels' gradients, of a step,
 of its settings and of depths; other libraries, if they are installed; CIFAR-10 at the paper's scale
-by DP-SGD and BAM at ε = 2. A piece may take the seconds that are left. If they end first, the next
-call starts the piece again, or resumes it if it is a training. FOLDER has CIFAR-10 in Parquet.
+by DP-SGD and BAM at ε = 2, and by DP-SGD from weights of drawn images at ε = 8. A piece may take
+the seconds that are left. If they end first, the next call starts the piece again, or resumes it if
+it is a training. FOLDER has CIFAR-10 in Parquet.
 """
 
 import os
@@ -23,6 +24,7 @@ from absl import flags
 
 from bam import files, waits
 from bam.cli import command, screen, signals
+from bam.features import prior
 from scripts.benchmarks import timing
 
 _DEVICE = flags.DEFINE_string("device", "", "the device, for names of results: for example h100")
@@ -40,6 +42,12 @@ TESTS = (
 OTHERS = dict.fromkeys(("ours_nonprivate", "ours_dp_sgd", "ours_bam_sam", "jax_vmap"), "bam")
 OTHERS |= {"jax_privacy": "jax_privacy", "torch_nonprivate": "torch"}
 OTHERS |= {"opacus_hooks": "opacus", "opacus_ghost": "opacus"}
+# Piece that trains -> its config.
+TRAININGS = {
+    "dp_sgd": "configs/cifar10.py:dp_sgd",
+    "bam_sam": "configs/cifar10.py:bam_sam",
+    "network": "configs/cifar10_prior_network.py:dp_sgd",
+}
 LEAST_SECONDS = 20  # a piece starts only if this many are left
 ENDS = {0: "done", 3: "stopped", -9: "cut off"}
 
@@ -66,14 +74,20 @@ def pieces() -> Iterator[Piece]:
         ("peers", f"{out}/peers_{device}.json", [f"--only={timed}", "--batch=512"]),
     ):
         yield Piece(name, ["-m", f"scripts.benchmarks.{name}", f"--out={flag}", *more])
-    config = {
-        "epsilon": 2, "seed": 0, "dataset.source": "parquet", "dataset.path": _DATA.value,
+    values = {
+        "seed": 0, "dataset.source": "parquet", "dataset.path": _DATA.value,
         "precision": "bfloat16", "checkpoint.every": 50,
     }  # fmt: skip
-    for method in ("dp_sgd", "bam_sam") if _DATA.value else ():
-        train = ["-m", "bam", "train", f"--config=configs/cifar10.py:{method}"]
-        train += [f"--workdir={_WORKDIR.value}/{method}"]
-        yield Piece(method, train + [f"--config.{key}={value}" for key, value in config.items()])
+    for name, config in TRAININGS.items() if _DATA.value else ():
+        train = ["-m", "bam", "train", f"--config={config}", f"--workdir={_WORKDIR.value}/{name}"]
+        begin = {"init_from": _weights()} if name == "network" else {}
+        given = (values | begin).items()
+        yield Piece(name, train + [f"--config.{key}={value}" for key, value in given])
+
+
+def _weights() -> str:
+    """Returns the path of the weights of drawn images."""
+    return f"{_WORKDIR.value}/network.safetensors"
 
 
 def run(piece: Piece, seconds: float) -> dict[str, object]:
@@ -125,6 +139,8 @@ def main() -> None:
     workdir.mkdir(parents=True, exist_ok=True)
     record = workdir / "pieces.json"
     ends = files.read_json(record) if record.exists() else {}
+    if _DATA.value:
+        prior.save_network(_weights())
     for piece in pieces():
         if ends.get(piece.name, {}).get("end", "cut off") not in ("stopped", "cut off"):
             continue
@@ -137,7 +153,7 @@ def main() -> None:
         files.write_json(record, ends)
     out = Path(_OUT.value)
     timing.keep(out / f"accelerator_{_DEVICE.value}.json", {"pieces": ends})
-    for method in ("dp_sgd", "bam_sam"):
+    for method in TRAININGS:
         for name in ("summary.json", "metrics.jsonl"):
             if (file := workdir / method / name).exists():
                 shutil.copy(file, out / f"{method}_{_DEVICE.value}_{name}")
