@@ -117,7 +117,15 @@ def test_derivatives_of_every_kind_are_those_of_xlas_convolutions_in_float64(lay
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    thoroughly([("lenet5", {}), ("resnet9", {}), ("resnet9", {"symmetries": 4}), ("convnet", {})]),
+    thoroughly(
+        [
+            ("lenet5", {}),
+            ("resnet9", {}),
+            ("resnet9", {"symmetries": 4}),
+            ("wide_resnet", {"depth": 10}),
+            ("convnet", {}),
+        ]
+    ),
 )
 def test_models_have_the_same_gradients_of_examples(name, options, grouped_here):
     module, shape = models.create(name, 10, 4, **options), (16, 16, 3)
