@@ -47,9 +47,8 @@ import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
-from bam.core.pytree import Params
 from bam.data.common import DataError
 from bam.extras import needs
 from bam.features import PRIOR_SHA256
@@ -211,7 +210,7 @@ def save_network(path: str | Path) -> None:
     finetune.save(encoder_params(load()), Path(path))
 
 
-def encoder_params(weights: Weights) -> Params:
+def encoder_params(weights: Weights) -> PyTree[Float[np.ndarray, "..."]]:
     """Returns the encoder's float32 parameters among all weights."""
     named = flax.traverse_util.unflatten_dict(dict(weights), sep="/")["network"]
     return jax.tree.map(lambda x: np.asarray(x, np.float32), named)
@@ -225,7 +224,7 @@ def _activations(
     The network sees a grey image as three equal channels.
     """
     pixels = jnp.broadcast_to(image, (*image.shape[:2], 3))[None] - 0.5
-    params = {"params": encoder_params(weights)}
+    params = {"params": jax.tree.map(jnp.asarray, encoder_params(weights))}
     _, kept = encoder().apply(params, pixels, capture_intermediates=True)
     means = {}
     for layer, side in LAYERS.items():

@@ -165,7 +165,7 @@ def begin(params: Params, weights: Weights) -> Params:
     return merge(params, traverse_util.unflatten_dict(initial, sep="/"))
 
 
-def save(params: Params, path: Path) -> None:
+def save(params: PyTree, path: Path) -> None:
     """Writes weights into a safetensors file that `init_from` takes.
 
     Use it for models trained on public data. `bam.release` releases the weights of a private run.
