@@ -175,9 +175,18 @@ def test_a_step_compiles_for_eight_tpus_with_one_sum_between_them(tmp_path):
     not importlib.util.find_spec("jax_cuda12_plugin"), reason="CUDA's compiler is not installed"
 )
 @pytest.mark.parametrize("form", ["grouped", "xla"])
-def test_on_a_gpu_only_the_form_of_xla_has_windows_as_large_as_images(form, tmp_path):
-    command = [sys.executable, "-m", "scripts.benchmarks.hardware", "--config=cifar10:dp_sgd"]
-    command += ["--config.model.width=16", "--config.augment.views=2", "--target=h100"]
+@pytest.mark.parametrize(
+    ("network", "kinds"),
+    [
+        ("cifar10:dp_sgd --config.model.width=16", {"3x3": 8}),
+        ("imagenet32:dp_sgd --config.model.depth=10 --config.model.width=1", {"3x3": 7, "1x1": 3}),
+    ],
+)
+def test_on_a_gpu_only_the_form_of_xla_has_windows_as_large_as_images(
+    network, kinds, form, tmp_path
+):
+    command = [sys.executable, "-m", "scripts.benchmarks.hardware", "--target=h100"]
+    command += [*f"--config={network}".split(), "--config.augment.views=2"]
     command += ["--config.microbatch_size=8", "--config.expected_batch_size=16"]
     command += [f"--config.convolution={form}", "--config.accountant=rdp"]
     file = tmp_path / "answer.json"
@@ -185,11 +194,13 @@ def test_on_a_gpu_only_the_form_of_xla_has_windows_as_large_as_images(form, tmp_
     done = subprocess.run([*command, f"--out={file}"], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     convolutions = json.loads(file.read_text())["convolutions"]
-    assert sum(x["count"] for x in convolutions) == 8 + 7 + 8  # forward, images, kernels
     grouped = [x for x in convolutions if x["groups"] > 1]
-    assert sum(x["count"] for x in grouped) == 8 and {x["groups"] for x in grouped} == {8}
-    windows = {x["window"] for x in grouped if x["kind"] == "Forward"}
-    as_large_as_images = {"32x32", "16x16", "8x8", "4x4"}
-    assert windows == (set() if form == "grouped" else as_large_as_images)
+    assert {x["groups"] for x in grouped} == {8}
+    assert sum(x["count"] for x in grouped) == sum(kinds.values())  # one of each kernel
     if form == "grouped":
-        assert {(x["kind"], x["window"]) for x in grouped} == {("BackwardFilter", "3x3")}
+        assert {x["kind"] for x in grouped} == {"BackwardFilter"}
+        assert {x["window"]: x["count"] for x in grouped} == kinds
+    else:
+        assert {x["kind"] for x in grouped} == {"Forward"}
+        windows = [[int(side) for side in x["window"].split("x")] for x in grouped]
+        assert min(map(min, windows)) >= 4  # as large as the layers' images
