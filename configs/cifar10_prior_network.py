@@ -3,11 +3,11 @@
 Command:   python -c 'from bam.features import prior; prior.save_network("network.safetensors")'
            bam train --config=cifar10_prior_network:METHOD --workdir=DIR
              --config.init_from=network.safetensors --config.dataset.path=FOLDER
-Hardware:  one GPU; not run there.
-Accuracy:  docs/results_prior.md, for a short run on two CPU cores.
+Hardware:  one GPU; not run there. In docs/log.md are 100 steps with one view on two CPU cores.
 
 The network is that of `bam.features.prior`. A run is as long as configs/cifar10.py's, with its
-views, C, optimizer and rate.
+views, C, optimizer and rate. The best of the short runs began with a private last layer, which
+another run had trained (`trainable`): both ε count (docs/batches.md).
 """
 
 from ml_collections import ConfigDict
