@@ -132,6 +132,9 @@ def reverse_over_exact(device: str) -> float:
     return float(ms["bam_reverse"] / ms["bam_exact"])
 
 
+KINDS = ("Forward", "BackwardFilter")  # of convolutions
+
+
 def accelerators() -> Iterator[str]:
     """One H100, and estimates of a TPU."""
     run = read("benchmarks/dp_sgd_h100_summary.json")
@@ -154,14 +157,18 @@ def accelerators() -> Iterator[str]:
     step = read("benchmarks/step_h100.json")
     yield f"{step['dp_sgd_ms'] / step['nonprivate_ms']:.1f} times as long as ordinary training]"
 
-    def groups(form: str) -> list[tuple[str, int]]:
-        answer = read(f"benchmarks/hardware/cifar10_dp_sgd_{form}_h100.json")
+    def groups(config: str, form: str) -> dict[str, int]:
+        """Kind of convolution -> the number of those with groups."""
+        answer = read(f"benchmarks/hardware/{config}_dp_sgd_{form}_h100.json")
         assert answer["convolution"] == form
-        return [(x["kind"], x["count"]) for x in answer["convolutions"] if x["groups"] > 1]
+        grouped = [x for x in answer["convolutions"] if x["groups"] > 1]
+        return {k: sum(x["count"] for x in grouped if x["kind"] == k) for k in KINDS}
 
-    assert {kind for kind, _ in groups("xla")} == {"Forward"}
-    yield f"makes all {sum(count for _, count in groups('xla'))} kernel gradients forward"
-    assert groups("grouped") == [("BackwardFilter", 8)]
+    (ours, _), (wide_resnet, _) = (groups(x, "xla").values() for x in ("cifar10", "imagenet32"))
+    yield f"all {ours} kernel gradients of ResNet-9 and all {wide_resnet} of WRN-16-4 forward"
+    for config, count in (("cifar10", ours), ("imagenet32", wide_resnet)):
+        assert groups(config, "xla") == dict(zip(KINDS, (count, 0), strict=True))
+        assert groups(config, "grouped") == dict(zip(KINDS, (0, count), strict=True))
 
     def estimates(name: str) -> Any:
         return read(f"benchmarks/hardware/{name}_v5e_1x1.json")
