@@ -176,14 +176,24 @@ def test_a_step_compiles_for_eight_tpus_with_one_sum_between_them(tmp_path):
 )
 @pytest.mark.parametrize("form", ["grouped", "xla"])
 @pytest.mark.parametrize(
-    ("network", "kinds"),
+    ("network", "total", "kernels", "as_large_as_images"),
     [
-        ("cifar10:dp_sgd --config.model.width=16", {"3x3": 8}),
-        ("imagenet32:dp_sgd --config.model.depth=10 --config.model.width=1", {"3x3": 7, "1x1": 3}),
+        (
+            "cifar10:dp_sgd --config.model.width=16",
+            8 + 7 + 8,  # forward, images, kernels
+            {"3x3": 8},
+            {"32x32": 2, "16x16": 3, "8x8": 1, "4x4": 2},
+        ),
+        (
+            "imagenet32:dp_sgd --config.model.depth=10 --config.model.width=1",
+            10 + 9 + 10,
+            {"3x3": 7, "1x1": 3},
+            {"32x32": 4, "31x31": 2, "16x16": 1, "15x15": 2, "8x8": 1},
+        ),
     ],
 )
 def test_on_a_gpu_only_the_form_of_xla_has_windows_as_large_as_images(
-    network, kinds, form, tmp_path
+    network, total, kernels, as_large_as_images, form, tmp_path
 ):
     command = [sys.executable, "-m", "scripts.benchmarks.hardware", "--target=h100"]
     command += [*f"--config={network}".split(), "--config.augment.views=2"]
@@ -194,13 +204,11 @@ def test_on_a_gpu_only_the_form_of_xla_has_windows_as_large_as_images(
     done = subprocess.run([*command, f"--out={file}"], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     convolutions = json.loads(file.read_text())["convolutions"]
+    assert sum(x["count"] for x in convolutions) == total
     grouped = [x for x in convolutions if x["groups"] > 1]
-    assert {x["groups"] for x in grouped} == {8}
-    assert sum(x["count"] for x in grouped) == sum(kinds.values())  # one of each kernel
-    if form == "grouped":
-        assert {x["kind"] for x in grouped} == {"BackwardFilter"}
-        assert {x["window"]: x["count"] for x in grouped} == kinds
-    else:
-        assert {x["kind"] for x in grouped} == {"Forward"}
-        windows = [[int(side) for side in x["window"].split("x")] for x in grouped]
-        assert min(map(min, windows)) >= 4  # as large as the layers' images
+    kind, windows = {
+        "grouped": ("BackwardFilter", kernels),
+        "xla": ("Forward", as_large_as_images),
+    }[form]
+    assert {(x["kind"], x["groups"]) for x in grouped} == {(kind, 8)}
+    assert {x["window"]: x["count"] for x in grouped} == windows
