@@ -123,6 +123,35 @@ def test_a_figure_ends_at_sigterm_after_its_training_and_the_same_command_trains
     assert (tmp_path / "out/figure6.png").exists()
 
 
+# A feature map that takes for ever, before the first step of `bam train`.
+MAPS = """
+import runpy, sys, time
+from bam.features import extraction
+def extract(*given):
+    print("maps", flush=True)
+    time.sleep(60)
+extraction.extract = extract
+sys.argv = {arguments}
+runpy.run_module("bam", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_bam_train_at_once_while_it_maps_images_to_features(number, tmp_path):
+    arguments = [
+        "bam", "train", "--config=digits:dp_sgd", f"--workdir={tmp_path}/run",
+        "--config.model.name=linear", "--config.accountant=rdp", "--config.num_steps=2",
+        "--config.features.name=scattering", "--config.features.groups=9",
+    ]  # fmt: skip
+    with python(MAPS.format(arguments=arguments)) as process:
+        while "maps" not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (options.INTERRUPTED, "error: interrupted\n")
+    assert not (tmp_path / "run").exists()
+
+
 # The child tells this process to end, and would then sleep.
 PIECE = """
 import sys

@@ -41,6 +41,8 @@ def train(flags: FlagValues) -> int:
     if not workdir:
         dry_run(trainer, flags.tune, show)
         return 0
+    # Features take minutes and no step is taken yet, so a signal ends the command here at once.
+    trainer.load()
     try:
         result = loop.train(
             trainer,
