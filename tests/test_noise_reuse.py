@@ -351,10 +351,13 @@ def test_the_plan_of_a_training_cannot_be_replaced():
 
 
 def test_threads_that_share_the_batches_end_when_all_are_drawn():
-    private, steps = bam.PrivateTraining(**PLAN), []
+    private, steps, begun = bam.PrivateTraining(**PLAN), [], threading.Barrier(4)
 
     def draw():
-        steps.extend(int(batch.step) for batch in private.batches(DATA))
+        batches = private.batches(DATA)
+        steps.append(int(next(batches).step))
+        begun.wait(60)  # a thread that began after the last batch would get a warning
+        steps.extend(int(batch.step) for batch in batches)
 
     threads = [threading.Thread(target=draw) for _ in range(4)]
     for thread in threads:
