@@ -15,6 +15,7 @@ import sys
 import tempfile
 import tracemalloc
 import warnings
+import weakref
 from pathlib import Path
 
 import flax.linen as nn
@@ -28,7 +29,7 @@ from PIL import Image
 
 import bam
 from bam.cli import main
-from bam.core import pytree
+from bam.core import privatize, pytree
 from bam.data import datasets
 from bam.sweep import comparison
 from bam.sweep.method_config import method_config
@@ -379,7 +380,10 @@ def run_command(*arguments, timeout=240):
         contextlib.redirect_stdout(outputs[0]),
         contextlib.redirect_stderr(outputs[1]),
         warnings.catch_warnings(),
+        pytest.MonkeyPatch.context() as patch,
     ):
+        # A process of its own would not know the trainings of earlier tests, and their seeds.
+        patch.setattr(privatize, "_claims", weakref.WeakValueDictionary())
         warnings.simplefilter("default")  # and as Python itself has it:
         for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", kind)
