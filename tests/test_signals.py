@@ -51,11 +51,11 @@ raise SystemExit(3)
 """
 
 
-def python(code, **options):
+def python(code, *arguments):
     """A Python of its own, which hears signals as from a terminal."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
     with heard(signal.SIGINT, signal.SIGTERM):
-        return subprocess.Popen([sys.executable, "-c", code], **pipes, **options)
+        return subprocess.Popen([sys.executable, "-c", code, *arguments], **pipes)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -82,16 +82,29 @@ def test_a_command_that_a_signal_stopped_soon_keeps_its_status(name):
     assert process.returncode == options.STOPPED
 
 
-# A figure whose measuring takes for ever, once the run is trained.
+# A module whose function, named first, takes for ever.
 ENDLESS = """
-import runpy, sys, time
-from bam.training import diagnostics
-def measure(*given):
-    print("measures", flush=True)
-    time.sleep(600)
-diagnostics.bias_by_batch_size = measure
+import importlib, runpy, sys, time
+def take_for_ever(*given):
+    print("takes for ever", flush=True)
+    time.sleep(60)
+module, name = sys.argv.pop(1).rsplit(".", 1)
+setattr(importlib.import_module(module), name, take_for_ever)
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
 """
+
+
+def end_within(function, number, *arguments):
+    """Sends a signal to a module within a function, checks its end, and returns what it printed."""
+    with python(ENDLESS, function, *arguments) as process:
+        before = []
+        while "takes for ever" not in (line := process.stdout.readline()):
+            assert line, process.stderr.read()
+            before.append(line)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (options.INTERRUPTED, "error: interrupted\n")
+    return before
 
 
 def test_a_figure_ends_at_sigterm_after_its_training_and_the_same_command_trains_nothing(tmp_path):
@@ -101,39 +114,14 @@ def test_a_figure_ends_at_sigterm_after_its_training_and_the_same_command_trains
         "--config.model.name=linear", "--config.accountant=rdp", "--config.num_steps=2",
         "--config.diagnostics.every=0", "--config.eval.every=0",
     ]  # fmt: skip
-    code = ENDLESS.replace("sys.argv.pop(1)", repr(arguments[0]))
-    with heard(signal.SIGINT, signal.SIGTERM):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments[1:]],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-    with process:
-        before = []
-        while "measures" not in (line := process.stdout.readline()):
-            assert line, process.stderr.read()
-            before.append(line)
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (options.INTERRUPTED, "error: interrupted\n")
+    measuring = "bam.training.diagnostics.bias_by_batch_size"
+    before = end_within(measuring, signal.SIGTERM, *arguments)
     assert any("  dp_sgd/seed0  " in line for line in before)
     with Command(*arguments) as again:
         done = again.wait()
     assert done.returncode == 0, done.stderr
     assert "  dp_sgd/seed0  " not in done.stdout  # it is not trained again
     assert (tmp_path / "out/figure6.png").exists()
-
-
-# A feature map that takes for ever, before the first step of `bam train`.
-MAPS = """
-import runpy, sys, time
-from bam.features import extraction
-def extract(*given):
-    print("maps", flush=True)
-    time.sleep(60)
-extraction.extract = extract
-sys.argv = {arguments}
-runpy.run_module("bam", run_name="__main__")
-"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -143,12 +131,7 @@ def test_a_signal_ends_bam_train_at_once_while_it_maps_images_to_features(number
         "--config.model.name=linear", "--config.accountant=rdp", "--config.num_steps=2",
         "--config.features.name=scattering", "--config.features.groups=9",
     ]  # fmt: skip
-    with python(MAPS.format(arguments=arguments)) as process:
-        while "maps" not in (line := process.stdout.readline()):
-            assert line, process.stderr.read()
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (options.INTERRUPTED, "error: interrupted\n")
+    end_within("bam.features.extraction.extract", number, *arguments)
     assert not (tmp_path / "run").exists()
 
 
